@@ -1,0 +1,254 @@
+// Package api is the host protocol, version 1: the messages that clients and the
+// host exchange on <store>/host.sock. docs/protocol.md is its contract.
+//
+// It imports nothing of ours. Fields are only ever added; unknown ones are ignored.
+package api
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Version of the protocol. A request with a newer one is refused with KindVersion.
+const Version = 1
+
+// MaxLine is the longest line either side sends, in bytes.
+const MaxLine = 1 << 20
+
+// Operations.
+const (
+	OpPing        = "ping"         // → Status
+	OpStatus      = "status"       // → Status
+	OpStop        = "stop"         // → StopResult; the host exits after it has answered
+	OpCreate      = "create"       // CreateRequest → Sandbox
+	OpStart       = "start"        // NameRequest → StartResult
+	OpExec        = "exec"         // ExecRequest → ExecResult, then frames both ways
+	OpShutdown    = "shutdown"     // NameRequest → Sandbox
+	OpRemove      = "rm"           // NameRequest → {}
+	OpList        = "ls"           // → []Sandbox
+	OpInspect     = "inspect"      // NameRequest → Sandbox
+	OpEvents      = "events"       // EventsRequest → Event lines until the client leaves
+	OpConsole     = "console"      // ConsoleRequest → console lines while Follow
+	OpImageImport = "image.import" // ImageImportRequest → Image
+	OpImageRemove = "image.rm"     // NameRequest → {}
+	OpImageList   = "image.ls"     // → []Image
+)
+
+// Request is the one line a client sends first. Op's own fields stand beside v and op.
+type Request struct {
+	V  int    `json:"v"`
+	Op string `json:"op"`
+}
+
+// Reply is the last line of an answer (and, for a stream, the last line before its frames).
+type Reply struct {
+	OK     bool            `json:"ok"`
+	Result json.RawMessage `json:"result,omitempty"`
+	Error  *Error          `json:"error,omitempty"`
+}
+
+// Progress lines come before the Reply of a long operation.
+type Progress struct {
+	Event string `json:"event"` // "progress"
+	Step  string `json:"step"`  // "unpack image", in words
+	Done  int64  `json:"done"`
+	Total int64  `json:"total"`          // 0 when not known
+	Unit  string `json:"unit,omitempty"` // "bytes", or "" for plain counts
+}
+
+// Kind is what went wrong, for programs.
+type Kind string
+
+const (
+	KindFailed      Kind = "failed"           // exit code 1
+	KindNotFound    Kind = "not-found"        // 2
+	KindPhase       Kind = "wrong-phase"      // 3
+	KindExists      Kind = "already-exists"   // 4
+	KindUnconfirmed Kind = "not-confirmed"    // 5
+	KindUnavailable Kind = "host-unavailable" // 6
+	KindNotBuilt    Kind = "not-implemented"  // 7
+	KindUsage       Kind = "usage"            // 64
+	KindVersion     Kind = "version"          // 6: the other side is of another protocol version
+	KindExec        Kind = "exec-failed"      // 125: the program could not be run
+)
+
+// Error is one sentence, its kind, and the next thing to do where there is one.
+type Error struct {
+	Kind    Kind   `json:"code"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Phase of a sandbox.
+type Phase string
+
+const (
+	Off        Phase = "off"
+	Booting    Phase = "booting"
+	Running    Phase = "running"
+	Paused     Phase = "paused"
+	Asleep     Phase = "asleep"
+	Hibernated Phase = "hibernated"
+	Failed     Phase = "failed"
+	Damaged    Phase = "damaged" // its record cannot be read
+)
+
+// Sandbox is a sandbox as ls and inspect show it.
+type Sandbox struct {
+	Name      string    `json:"name"`
+	Phase     Phase     `json:"phase"`
+	Since     time.Time `json:"since"`
+	Image     string    `json:"image"`
+	ImageKey  string    `json:"imageKey"`
+	CPUs      int       `json:"cpus"`
+	MemoryMiB int       `json:"memoryMiB"`
+	DiskGiB   int       `json:"diskGiB"`
+	Network   string    `json:"network"`
+	Workspace *string   `json:"workspace"`
+	Isolated  bool      `json:"isolated"`
+	Audio     bool      `json:"audio"`
+	Created   time.Time `json:"created"`
+	// DiedWithHost marks a sandbox whose machine ended without being asked.
+	DiedWithHost bool   `json:"diedWithHost"`
+	Problem      string `json:"problem,omitempty"` // why it is failed, died or damaged: one sentence
+	Unresponsive bool   `json:"unresponsive,omitempty"`
+	PID          int    `json:"pid,omitempty"`
+	MemoryBytes  int64  `json:"memoryBytes"`       // of this computer, now; 0 when off
+	DiskBytes    int64  `json:"diskBytes"`         // of this computer, its own blocks
+	Machine      string `json:"machine,omitempty"` // the versioned machine type it is built as
+	Kernel       string `json:"kernel,omitempty"`
+	Dir          string `json:"dir"`
+}
+
+// Status of the host.
+type Status struct {
+	Version            string    `json:"version"`
+	ProtocolVersion    int       `json:"protocolVersion"`
+	Flavour            string    `json:"flavour"`
+	PID                int       `json:"pid"`
+	Store              string    `json:"store"`
+	Started            time.Time `json:"started"`
+	Running            int       `json:"running"`            // machines
+	Clients            int       `json:"clients"`            // connected, this one included
+	IdleTimeoutSeconds int       `json:"idleTimeoutSeconds"` // 0 is never
+}
+
+// StopRequest ends the host.
+type StopRequest struct{}
+
+// StopResult has a row for each sandbox that ran.
+type StopResult struct {
+	Sandboxes []StopRow `json:"sandboxes"`
+}
+
+// StopRow is what became of one sandbox when the host stopped.
+type StopRow struct {
+	Name    string `json:"name"`
+	Phase   Phase  `json:"phase"`
+	Millis  int64  `json:"milliseconds"`
+	Problem string `json:"problem,omitempty"`
+}
+
+// CreateRequest makes a sandbox; zero values are the image's or the settings' defaults.
+type CreateRequest struct {
+	Name      string `json:"name"`
+	Image     string `json:"image"`
+	CPUs      int    `json:"cpus,omitempty"`
+	MemoryMiB int    `json:"memoryMiB,omitempty"`
+	DiskGiB   int    `json:"diskGiB,omitempty"`
+}
+
+// NameRequest names a sandbox or an image.
+type NameRequest struct {
+	Name string `json:"name"`
+}
+
+// StartResult is a started sandbox.
+type StartResult struct {
+	Sandbox    Sandbox `json:"sandbox"`
+	Started    bool    `json:"started"` // false: it ran already
+	BootMillis int64   `json:"bootMilliseconds"`
+}
+
+// ExecRequest runs a program. Frames follow an ok reply: see docs/protocol.md.
+type ExecRequest struct {
+	Name          string            `json:"name"`
+	Argv          []string          `json:"argv"`
+	Env           map[string]string `json:"env,omitempty"`
+	User          string            `json:"user,omitempty"`
+	Workdir       string            `json:"workdir,omitempty"`
+	Stdin         bool              `json:"stdin,omitempty"`
+	TimeoutMillis int64             `json:"timeoutMillis,omitempty"`
+	NoStart       bool              `json:"noStart,omitempty"`
+}
+
+// ExecResult is a program that runs; its frames follow.
+type ExecResult struct {
+	PID        int   `json:"pid"`
+	Started    bool  `json:"started"`
+	Woke       bool  `json:"woke"`
+	BootMillis int64 `json:"bootMilliseconds"`
+}
+
+// EventsRequest follows what happens; an empty Name is all sandboxes.
+type EventsRequest struct {
+	Name string `json:"name,omitempty"`
+}
+
+// Event is one line of the events stream.
+type Event struct {
+	Event  string    `json:"event"` // "phase", "step"
+	At     time.Time `json:"at"`
+	Name   string    `json:"name"`
+	Phase  Phase     `json:"phase,omitempty"`
+	Step   string    `json:"step,omitempty"`
+	Millis int64     `json:"milliseconds,omitempty"`
+	Note   string    `json:"note,omitempty"`
+}
+
+// ConsoleRequest reads a kept boot log. Boot 0 and 1 are the latest.
+type ConsoleRequest struct {
+	Name   string `json:"name"`
+	Boot   int    `json:"boot,omitempty"`
+	Follow bool   `json:"follow,omitempty"`
+}
+
+// Boot is one kept boot.
+type Boot struct {
+	Number  int        `json:"number"` // 1 is the latest
+	Kind    string     `json:"kind"`   // "start"
+	At      time.Time  `json:"at"`
+	Millis  int64      `json:"milliseconds"`
+	OK      bool       `json:"ok"`
+	Problem string     `json:"problem,omitempty"`
+	Steps   []BootStep `json:"steps"`
+	Console string     `json:"console,omitempty"` // only when one boot is asked for
+}
+
+// BootStep is one timed step of a boot, since the command to start.
+type BootStep struct {
+	Name   string `json:"name"`
+	Millis int64  `json:"milliseconds"`
+	Note   string `json:"note,omitempty"`
+}
+
+// ImageImportRequest makes an image of a rootfs tar, an OCI layout or an OCI archive.
+type ImageImportRequest struct {
+	Name string `json:"name"`
+	Path string `json:"path"` // absolute
+}
+
+// Image is an image of the store.
+type Image struct {
+	Name      string    `json:"name"`
+	Key       string    `json:"key"`
+	Created   time.Time `json:"created"`
+	Source    string    `json:"source"` // "rootfs tar", "OCI layout", "OCI archive"
+	DiskBytes int64     `json:"diskBytes"`
+	SizeBytes int64     `json:"sizeBytes"` // as the guest sees it
+	UsedBy    []string  `json:"usedBy"`
+	MemoryMiB int       `json:"memoryMiB"` // default for sandboxes made from it
+	Problem   string    `json:"problem,omitempty"`
+}

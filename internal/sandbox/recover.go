@@ -1,0 +1,116 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+	"time"
+
+	"dozable.com/doz/internal/api"
+	"dozable.com/doz/internal/vm"
+)
+
+// How long one machine may take to be adopted.
+const adoptDeadline = 5 * time.Second
+
+// Recover makes what is on disk and what runs agree, after whatever ended the last
+// host: it removes what cut-off creates and removals left, adopts machines that
+// still run, and marks the sandboxes whose machine is gone.
+func (m *Manager) Recover(ctx context.Context) {
+	m.sweep()
+	var wait sync.WaitGroup
+	for _, b := range m.boxes {
+		if b.record.Phase == api.Damaged {
+			continue
+		}
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			m.recoverOne(ctx, b)
+		}()
+	}
+	wait.Wait()
+}
+
+// recoverOne brings one sandbox's record in line with its machine.
+func (m *Manager) recoverOne(ctx context.Context, b *box) {
+	if !live(b.record.Phase) {
+		// A machine here was ended by us in all but deed, or not yet recorded.
+		if err := m.kill(b); err != nil {
+			m.log.Warn("cannot end a leftover machine", "sandbox", b.name, "error", err)
+		}
+		return
+	}
+	machine, err := m.adopt(ctx, b)
+	switch {
+	case errors.Is(err, vm.ErrUnresponsive):
+		// It holds what runs in it; only the user may give that up.
+		b.unresponsive = true
+		m.log.Warn("a machine does not answer; it is left alone", "sandbox", b.name)
+		return
+	case err != nil:
+		m.lost(b, err)
+		return
+	}
+	m.attach(b, machine)
+	ctx, cancel := context.WithTimeout(ctx, adoptTime(b.record.Phase))
+	defer cancel()
+	if _, err := m.connect(ctx, b, machine); err != nil {
+		if b.record.Phase == api.Booting {
+			m.lost(b, err)
+			return
+		}
+		b.mu.Lock()
+		b.unresponsive = true
+		b.mu.Unlock()
+		m.log.Warn("an adopted guest does not answer", "sandbox", b.name, "error", err)
+		return
+	}
+	if err := m.update(b, func(r *record) { r.Phase, r.Died, r.Problem = api.Running, false, "" }); err != nil {
+		m.log.Error("cannot record an adoption", "sandbox", b.name, "error", err)
+	}
+	m.log.Info("adopted a machine", "sandbox", b.name, "pid", machine.PID())
+}
+
+// adoptTime lets a guest that was booting finish.
+func adoptTime(p api.Phase) time.Duration {
+	if p == api.Booting {
+		return bootDeadline
+	}
+	return adoptDeadline
+}
+
+func (m *Manager) adopt(ctx context.Context, b *box) (vm.Machine, error) {
+	config, err := m.config(b)
+	if err != nil {
+		// Its image or kernel is gone from the store, and it runs all the same.
+		config = vm.Config{Dir: b.dir.Machine(), Name: b.name, MemoryFile: b.dir.Memory()}
+	}
+	config.ConsoleFile, config.ConsoleLimit = b.dir.BootLog(b.record.Boots), consoleLimit
+	ctx, cancel := context.WithTimeout(ctx, adoptDeadline)
+	defer cancel()
+	return m.engine.Adopt(ctx, config)
+}
+
+// lost marks a sandbox whose machine is gone.
+func (m *Manager) lost(b *box, why error) {
+	if err := m.kill(b); err != nil {
+		m.log.Warn("cannot end a machine", "sandbox", b.name, "error", err)
+	}
+	err := m.update(b, func(r *record) {
+		r.Phase, r.Died = api.Off, true
+		r.Problem = "its machine ended while no host was there"
+		if !errors.Is(why, vm.ErrNoMachine) {
+			r.Problem = "its machine could not be taken over: " + why.Error()
+		}
+	})
+	if err != nil {
+		m.log.Error("cannot record a lost machine", "sandbox", b.name, "error", err)
+	}
+}
+
+func marshal(v any) ([]byte, error) {
+	data, err := json.MarshalIndent(v, "", "  ")
+	return append(data, '\n'), err
+}

@@ -1,0 +1,293 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"dozable.com/doz/internal/api"
+	"dozable.com/doz/internal/guest"
+	"dozable.com/doz/internal/vm"
+)
+
+const (
+	consoleLimit = 1 << 20 // bytes kept of one boot's console
+
+	// How long a machine may take to answer after its start. Emulated, the slowest
+	// boot seen (64 CPUs, 8 GiB) takes a tenth of it.
+	bootDeadline = 120 * time.Second
+	// How long a running guest may take to answer a short question.
+	answerDeadline = 10 * time.Second
+)
+
+// Start boots a sandbox that is off. One that runs is left as it is, and a start
+// already under way is joined.
+func (m *Manager) Start(ctx context.Context, name string, progress func(api.Progress)) (api.StartResult, error) {
+	b, err := m.get(name)
+	if err != nil {
+		return api.StartResult{}, err
+	}
+	end, err := m.begin(ctx, b, "start", true)
+	if err != nil {
+		return api.StartResult{}, err
+	}
+	defer end()
+	if b.phase() == api.Running {
+		return api.StartResult{Sandbox: b.view()}, nil
+	}
+	began := time.Now()
+	if err := m.boot(ctx, b, progress); err != nil {
+		return api.StartResult{}, err
+	}
+	return api.StartResult{Sandbox: b.view(), Started: true, BootMillis: time.Since(began).Milliseconds()}, nil
+}
+
+// boot takes a sandbox from off to running. When it fails the machine is gone and
+// the sandbox failed, with the reason.
+func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress)) error {
+	if progress == nil {
+		progress = func(api.Progress) {}
+	}
+	config, err := m.config(b)
+	if err != nil {
+		return err
+	}
+	// A power cut's leftovers: memory that no machine has is worth nothing.
+	if err := b.clean(); err != nil {
+		return &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot start sandbox %q: %v", b.name, err)}
+	}
+	if err := m.update(b, func(r *record) { r.Phase, r.Problem, r.Boots = api.Booting, "", r.Boots+1 }); err != nil {
+		return err
+	}
+	m.step(b, "start/recorded")
+	progress(api.Progress{Step: "boot", Total: 2})
+	log := m.beginBoot(b, "start")
+	config.ConsoleFile, config.ConsoleLimit = log.console, consoleLimit
+
+	// A client that leaves does not take the boot with it.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), bootDeadline)
+	defer cancel()
+	machine, err := m.engine.Start(ctx, config)
+	if err != nil {
+		return m.bootFailed(b, log, err)
+	}
+	m.attach(b, machine)
+	log.step("machine", "")
+	m.step(b, "start/machine")
+	progress(api.Progress{Step: "guest", Done: 1, Total: 2})
+
+	setup, err := m.connect(ctx, b, machine)
+	if err != nil {
+		m.kill(b)
+		return m.bootFailed(b, log, err)
+	}
+	log.guest(setup)
+	m.step(b, "start/guest")
+	if err := m.update(b, func(r *record) { r.Phase, r.Died = api.Running, false }); err != nil {
+		m.kill(b)
+		return m.bootFailed(b, log, err)
+	}
+	log.end(nil)
+	m.step(b, "start/running")
+	progress(api.Progress{Step: "ready", Done: 2, Total: 2})
+	return nil
+}
+
+// bootFailed records why a boot failed and gives it as an error.
+func (m *Manager) bootFailed(b *box, log *bootLog, err error) error {
+	log.end(err)
+	e := &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot start sandbox %q: %v", b.name, err), Hint: "see its boot with: doz console " + b.name}
+	var known *api.Error
+	if errors.As(err, &known) {
+		e = known
+	}
+	if err := b.clean(); err != nil {
+		m.log.Warn("cannot clean up after a failed boot", "sandbox", b.name, "error", err)
+	}
+	if err := m.update(b, func(r *record) { r.Phase, r.Problem = api.Failed, e.Message }); err != nil {
+		m.log.Error("cannot record a failed boot", "sandbox", b.name, "error", err)
+	}
+	return e
+}
+
+// config is the machine a sandbox is: the same one every time.
+func (m *Manager) config(b *box) (vm.Config, error) {
+	b.mu.Lock()
+	r := b.record
+	b.mu.Unlock()
+	fail := func(err error) error {
+		e := &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot start sandbox %q: %v", r.Name, err)}
+		var known *api.Error
+		if errors.As(err, &known) {
+			e.Hint = known.Hint
+		}
+		return e
+	}
+	base, err := m.images.Key(r.Image, r.ImageKey)
+	if err != nil {
+		return vm.Config{}, fail(err)
+	}
+	files, err := m.parts.Boot(r.Kernel)
+	if err != nil {
+		return vm.Config{}, fail(err)
+	}
+	if _, err := os.Stat(b.dir.Root()); err != nil {
+		return vm.Config{}, fail(fmt.Errorf("its root disk cannot be read: %w", err))
+	}
+	if err := os.MkdirAll(b.dir.Machine(), 0o700); err != nil {
+		return vm.Config{}, fail(err)
+	}
+	return vm.Config{
+		Dir: b.dir.Machine(), Name: r.Name, CPUs: r.CPUs, MemoryMiB: r.MemoryMiB,
+		MemoryFile: b.dir.Memory(), Kernel: files.Kernel, Initrd: files.Initrd,
+		Cmdline: []string{guest.TokenParam + "=" + r.Token, "doz.root=vda", "doz.tools=vdb"},
+		Disks: []vm.Disk{
+			{Path: b.dir.Root(), Base: base.Disk, Format: vm.Overlay},
+			{Path: files.Tools, Format: vm.Raw, ReadOnly: true},
+		},
+		MachineType: r.MachineType, Audio: r.Audio,
+	}, nil
+}
+
+// attach makes a machine the box's and watches for its end.
+func (m *Manager) attach(b *box, machine vm.Machine) {
+	b.mu.Lock()
+	b.machine, b.ending, b.unresponsive = machine, false, false
+	b.mu.Unlock()
+	exit := machine.Wait()
+	go func() { m.ended(b, machine, <-exit) }()
+}
+
+// ended records the end of a machine that nobody asked for. The transitions that
+// end one themselves record it themselves.
+func (m *Manager) ended(b *box, machine vm.Machine, exit vm.Exit) {
+	b.mu.Lock()
+	if b.machine != machine || b.ending {
+		b.mu.Unlock()
+		return
+	}
+	phase := b.record.Phase
+	b.detach()
+	b.mu.Unlock()
+	if phase == api.Booting {
+		return // boot fails by itself and says why
+	}
+	err := m.update(b, func(r *record) {
+		r.Phase = api.Off
+		if !exit.Clean {
+			r.Died, r.Problem = true, "its machine ended unasked: "+exit.Text
+		}
+	})
+	if err != nil {
+		m.log.Error("cannot record a machine's end", "sandbox", b.name, "error", err)
+	}
+	if err := b.clean(); err != nil {
+		m.log.Warn("cannot clean up after a machine", "sandbox", b.name, "error", err)
+	}
+}
+
+// detach forgets the machine. The caller holds b.mu.
+func (b *box) detach() {
+	if b.session != nil {
+		b.session.Close()
+	}
+	b.machine, b.session, b.unresponsive = nil, nil, false
+}
+
+// clean removes what only a running machine needs.
+func (b *box) clean() error {
+	if err := os.RemoveAll(b.dir.Memory()); err != nil {
+		return err
+	}
+	return os.RemoveAll(b.dir.Machine())
+}
+
+func (b *box) phase() api.Phase {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.record.Phase
+}
+
+// connect opens the guest channel and makes the guest this sandbox.
+func (m *Manager) connect(ctx context.Context, b *box, machine vm.Machine) (guest.SetupResponse, error) {
+	var setup guest.SetupResponse
+	// A machine that ends while it boots ends the wait.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	exit := machine.Wait()
+	go func() {
+		select {
+		case e := <-exit:
+			cancel(fmt.Errorf("its machine ended while it booted: %s", orText(e.Text, "powered off")))
+		case <-ctx.Done():
+		}
+	}()
+	conn, err := machine.DialGuest(ctx)
+	if err != nil {
+		return setup, because(ctx, err)
+	}
+	session, err := guest.Open(ctx, conn, b.record.Token)
+	if err != nil {
+		conn.Close()
+		return setup, because(ctx, err)
+	}
+	request := guest.SetupRequest{Hostname: b.name, UnixNanos: time.Now().UnixNano(), TimeZone: localZone(), MachineID: b.record.MachineID}
+	if err := session.Call(ctx, guest.OpSetup, request, &setup); err != nil {
+		session.Close()
+		return setup, because(ctx, err)
+	}
+	b.mu.Lock()
+	if b.session != nil {
+		b.session.Close()
+	}
+	b.session = session
+	b.mu.Unlock()
+	return setup, nil
+}
+
+// because prefers the reason a context was cancelled for over what that led to.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		if errors.Is(cause, context.DeadlineExceeded) {
+			return errors.New("the guest does not answer")
+		}
+		return cause
+	}
+	return err
+}
+
+func orText(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// talk gives a session with the running guest, a new one when the last has ended.
+func (m *Manager) talk(ctx context.Context, b *box) (*guest.Session, error) {
+	b.dialing.Lock()
+	defer b.dialing.Unlock()
+	b.mu.Lock()
+	session, machine := b.session, b.machine
+	b.mu.Unlock()
+	if machine == nil {
+		return nil, vm.ErrEnded
+	}
+	if session != nil {
+		select {
+		case <-session.Done():
+		default:
+			return session, nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	if _, err := m.connect(ctx, b, machine); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.session, nil
+}
