@@ -61,10 +61,10 @@ type Host struct {
 	listener net.Listener
 
 	stopOnce sync.Once
-	stopping chan struct{}  // closed when the host is to end
-	ended    chan struct{}  // closed when its sandboxes have been brought to rest
-	rows     []api.StopRow  // what became of them; read after ended
-	activity chan struct{}  // a client came or went, or a phase changed
+	stopping chan struct{} // closed when the host is to end
+	ended    chan struct{} // closed when its sandboxes have been brought to rest
+	rows     []api.StopRow // what became of them; read after ended
+	activity chan struct{} // a client came or went, or a phase changed
 }
 
 // Serve is a host's whole life: it returns when the host was stopped, its sandboxes

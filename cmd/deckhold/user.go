@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"dozable.com/doz/internal/guest"
+)
+
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/doz/tools/bin"
+
+// user is who a program runs as.
+type user struct {
+	name   string
+	uid    uint32
+	gid    uint32
+	groups []uint32
+	home   string
+}
+
+// lookupUser reads name, uid, or either with ":group". Numbers need no entry in
+// /etc/passwd, and neither does root.
+func lookupUser(spec string) (user, error) {
+	name, group, hasGroup := strings.Cut(spec, ":")
+	u := user{name: "root", home: "/root"}
+	if name != "" && name != "root" && name != "0" {
+		u = user{name: name, home: "/"}
+		id, err := strconv.ParseUint(name, 10, 32)
+		if err == nil {
+			u.uid = uint32(id)
+		} else if !find("/etc/passwd", func(f []string) bool { return f[0] == name }, nil) {
+			return u, &guest.Error{Code: guest.CodeNotFound, Message: fmt.Sprintf("there is no user %q", name)}
+		}
+	}
+	find("/etc/passwd", func(f []string) bool {
+		return len(f) >= 6 && (f[0] == u.name || f[2] == u.name)
+	}, func(f []string) {
+		u.name, u.home = f[0], f[5]
+		u.uid, u.gid = number(f[2]), number(f[3])
+	})
+	find("/etc/group", func(f []string) bool {
+		if len(f) >= 4 && slices.Contains(strings.Split(f[3], ","), u.name) {
+			u.groups = append(u.groups, number(f[2]))
+		}
+		return false
+	}, nil)
+	if hasGroup {
+		if id, err := strconv.ParseUint(group, 10, 32); err == nil {
+			u.gid = uint32(id)
+		} else if !find("/etc/group", func(f []string) bool { return len(f) >= 3 && f[0] == group }, func(f []string) { u.gid = number(f[2]) }) {
+			return u, &guest.Error{Code: guest.CodeNotFound, Message: fmt.Sprintf("there is no group %q", group)}
+		}
+	}
+	return u, nil
+}
+
+// find gives the first line of a colon-separated file that matches to use.
+func find(file string, match func([]string) bool, use func([]string)) bool {
+	f, err := os.Open(file)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		fields := strings.Split(lines.Text(), ":")
+		if match(fields) {
+			if use != nil {
+				use(fields)
+			}
+			return true
+		}
+	}
+	return false
+}
+
+func number(s string) uint32 {
+	n, _ := strconv.ParseUint(s, 10, 32)
+	return uint32(n)
+}
+
+// credential is nil for root: nothing to change, and one system call less to fail.
+func (u user) credential() *syscall.Credential {
+	if u.uid == 0 && u.gid == 0 && len(u.groups) == 0 {
+		return nil
+	}
+	return &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: u.groups}
+}
+
+// workdir is the user's home, or / when there is none.
+func (u user) workdir() string {
+	if info, err := os.Stat(u.home); err == nil && info.IsDir() {
+		return u.home
+	}
+	return "/"
+}
+
+// environment is the program's, and the PATH to find it on.
+func environment(request guest.ExecRequest, u user) (env []string, path string) {
+	vars := map[string]string{"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "LANG": "C.UTF-8"}
+	for name, value := range request.Env {
+		vars[name] = value
+	}
+	for name, value := range vars {
+		if !strings.ContainsRune(name, 0) && !strings.ContainsRune(value, 0) && !strings.Contains(name, "=") {
+			env = append(env, name+"="+value)
+		}
+	}
+	slices.Sort(env)
+	return env, vars["PATH"]
+}
+
+// lookupProgram finds a program as a shell would.
+func lookupProgram(name, path, dir string) (string, error) {
+	candidates := []string{name}
+	if !strings.Contains(name, "/") {
+		candidates = candidates[:0]
+		for _, d := range filepath.SplitList(path) {
+			candidates = append(candidates, filepath.Join(d, name))
+		}
+	} else if !filepath.IsAbs(name) {
+		candidates[0] = filepath.Join(dir, name)
+	}
+	found := false
+	for _, c := range candidates {
+		info, err := os.Stat(c)
+		if err != nil || info.IsDir() {
+			continue
+		}
+		if info.Mode()&0o111 != 0 {
+			return c, nil
+		}
+		found = true
+	}
+	if found {
+		return "", &guest.Error{Code: guest.CodeNotAllowed, Message: fmt.Sprintf("%s is not executable", name)}
+	}
+	if strings.Contains(name, "/") {
+		return "", &guest.Error{Code: guest.CodeNotFound, Message: fmt.Sprintf("there is no program %s", name)}
+	}
+	return "", &guest.Error{Code: guest.CodeNotFound, Message: fmt.Sprintf("%s is not on the guest's PATH", name)}
+}

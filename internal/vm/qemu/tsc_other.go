@@ -1,0 +1,6 @@
+//go:build !amd64
+
+package qemu
+
+// tscKHz is of x86 only.
+func tscKHz() int64 { return 0 }
