@@ -75,7 +75,7 @@ func mkroot(args []string) error {
 	return nil
 }
 
-// unpack applies the tar on standard input to a root.
+// unpack applies the tar on standard input, or on a piece of a disk, to a root.
 func unpack(args []string) error {
 	flags := flag.NewFlagSet("unpack", flag.ContinueOnError)
 	root := flags.String("root", "", "")
@@ -83,8 +83,21 @@ func unpack(args []string) error {
 	flags.BoolVar(&limits.Whiteouts, "whiteouts", false, "")
 	flags.Int64Var(&limits.Entries, "max-entries", 2_000_000, "")
 	flags.Int64Var(&limits.Bytes, "max-bytes", 64<<30, "")
+	from := flags.String("from", "", "")
+	offset := flags.Int64("offset", 0, "")
+	size := flags.Int64("size", 0, "")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	// A disk is read many times faster than the guest channel.
+	input := io.Reader(os.Stdin)
+	if *from != "" {
+		disk, err := os.Open(*from)
+		if err != nil {
+			return fmt.Errorf("cannot read the layers: %w", err)
+		}
+		defer disk.Close()
+		input = &told{r: io.NewSectionReader(disk, *offset, *size)}
 	}
 	// Inside the root every link leads inside.
 	if err := unix.Chroot(*root); err != nil {
@@ -94,12 +107,27 @@ func unpack(args []string) error {
 		return err
 	}
 	unix.Umask(0)
-	sum, err := layer.Apply(os.Stdin, limits)
+	sum, err := layer.Apply(input, limits)
 	if err != nil {
 		return err
 	}
 	fmt.Printf("{\"entries\":%d,\"bytes\":%d}\n", sum.Entries, sum.Bytes)
 	return nil
+}
+
+// told says every few MiB how much of r has been read.
+type told struct {
+	r       io.Reader
+	n, said int64
+}
+
+func (t *told) Read(b []byte) (int, error) {
+	n, err := t.r.Read(b)
+	if t.n += int64(n); t.n-t.said >= 4<<20 {
+		t.said = t.n
+		fmt.Printf("{\"read\":%d}\n", t.n)
+	}
+	return n, err
 }
 
 // seal gives a root the folders every system has, trims it and unmounts it.

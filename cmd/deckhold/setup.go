@@ -167,7 +167,7 @@ const endGrace = 2 * time.Second
 func (m *machine) powerOff() {
 	m.off.Do(func() {
 		unix.Kill(-1, unix.SIGTERM)
-		for end := time.Now().Add(endGrace); time.Now().Before(end) && unix.Kill(-1, 0) == nil; {
+		for end := time.Now().Add(endGrace); time.Now().Before(end) && othersRun(); {
 			time.Sleep(10 * time.Millisecond)
 		}
 		unix.Kill(-1, unix.SIGKILL)
@@ -182,6 +182,18 @@ func (m *machine) powerOff() {
 		}
 		unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	})
+}
+
+// othersRun says whether any program but this one runs. Only programs have an exe;
+// the kernel's own threads, which no signal ends, have none.
+func othersRun() bool {
+	links, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, link := range links {
+		if _, err := os.Readlink(link); err == nil && link != "/proc/1/exe" {
+			return true
+		}
+	}
+	return false
 }
 
 // keyPower is KEY_POWER of linux/input-event-codes.h.

@@ -215,6 +215,12 @@ type ConsoleRequest struct {
 	Follow bool   `json:"follow,omitempty"`
 }
 
+// ConsoleText is one piece of a followed console.
+type ConsoleText struct {
+	Event string `json:"event"` // "console"
+	Text  string `json:"text"`
+}
+
 // Boot is one kept boot.
 type Boot struct {
 	Number  int        `json:"number"` // 1 is the latest
@@ -251,4 +257,6 @@ type Image struct {
 	UsedBy    []string  `json:"usedBy"`
 	MemoryMiB int       `json:"memoryMiB"` // default for sandboxes made from it
 	Problem   string    `json:"problem,omitempty"`
+	// UpToDate is an import's: the image was there already.
+	UpToDate bool `json:"upToDate,omitempty"`
 }

@@ -40,7 +40,7 @@ type Options struct {
 	Store       *store.Store
 	Engine      vm.Engine
 	Parts       sandbox.Parts
-	Images      func(*store.Store) *image.Catalog
+	Images      *image.Catalog
 	Version     string
 	Flavour     string
 	IdleTimeout time.Duration // 0 is never
@@ -81,11 +81,11 @@ func Serve(ctx context.Context, o Options) error {
 	defer lock.Close()
 
 	h := &Host{
-		options: o, store: o.Store, images: o.Images(o.Store), log: o.Log, started: time.Now(),
+		options: o, store: o.Store, images: o.Images, log: o.Log, started: time.Now(),
 		stopping: make(chan struct{}), ended: make(chan struct{}), activity: make(chan struct{}, 1),
 	}
 	h.manager, err = sandbox.New(sandbox.Options{
-		Store: o.Store, Engine: o.Engine, Images: images{h.images}, Parts: o.Parts, Log: o.Log,
+		Store: o.Store, Engine: o.Engine, Images: disks{h.images}, Parts: o.Parts, Log: o.Log,
 	})
 	if err != nil {
 		return err
@@ -219,6 +219,3 @@ func listen(s *store.Store) (net.Listener, error) {
 	}
 	return l, nil
 }
-
-// images lets sandboxes see the catalog.
-type images struct{ catalog *image.Catalog }

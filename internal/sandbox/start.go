@@ -55,7 +55,11 @@ func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress))
 		return err
 	}
 	// A power cut's leftovers: memory that no machine has is worth nothing.
-	if err := b.clean(); err != nil {
+	err = b.clean()
+	if err == nil {
+		err = os.Mkdir(b.dir.Machine(), 0o700)
+	}
+	if err != nil {
 		return &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot start sandbox %q: %v", b.name, err)}
 	}
 	if err := m.update(b, func(r *record) { r.Phase, r.Problem, r.Boots = api.Booting, "", r.Boots+1 }); err != nil {
@@ -135,9 +139,6 @@ func (m *Manager) config(b *box) (vm.Config, error) {
 	}
 	if _, err := os.Stat(b.dir.Root()); err != nil {
 		return vm.Config{}, fail(fmt.Errorf("its root disk cannot be read: %w", err))
-	}
-	if err := os.MkdirAll(b.dir.Machine(), 0o700); err != nil {
-		return vm.Config{}, fail(err)
 	}
 	return vm.Config{
 		Dir: b.dir.Machine(), Name: r.Name, CPUs: r.CPUs, MemoryMiB: r.MemoryMiB,

@@ -83,14 +83,16 @@ type Config struct {
 	CPUs      int    // 1-64
 	MemoryMiB int    // 256-262144
 	// MemoryFile is the file that is the machine's memory: a shared mapping,
-	// created sparse when missing.
+	// emptied and made sparse by Start. It stays when the machine has ended; the
+	// caller removes it.
 	MemoryFile string
 	Kernel     string   // path of the kernel in the form the engine boots (Features.Arch)
 	Initrd     string   // path of the initramfs
 	Cmdline    []string // the guest's own words; the engine adds what its devices need
 	Disks      []Disk   // in order: /dev/vda, /dev/vdb, …
 	// ConsoleFile receives what the guest prints on its console, at most
-	// ConsoleLimit bytes of it; a line in the file says when more was dropped.
+	// ConsoleLimit bytes of it (0: 1 MiB); a line in the file says when more was
+	// dropped. Start empties it, Adopt appends. "" keeps nothing.
 	ConsoleFile  string
 	ConsoleLimit int64
 	// MachineType is the versioned machine to build, as an earlier Features.MachineType

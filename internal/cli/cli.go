@@ -1,0 +1,271 @@
+// Package cli is doz's command line: it parses, calls the host through package
+// client, and prints.
+//
+// It must not hold logic of its own: what a command means is decided in the host.
+// One file a command or a family of them.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"dozable.com/doz/internal/api"
+	"dozable.com/doz/internal/client"
+)
+
+// Deps is what the program gives its command line.
+type Deps struct {
+	Version      string
+	DefaultStore func() (string, error)
+	// Open checks the store at dir and gives what is done without a host.
+	Open func(dir string) (Local, error)
+}
+
+// Local is a store as this process sees it.
+type Local interface {
+	Socket() string
+	// Spawn starts a detached host; the function it gives says why that ended.
+	Spawn() (ended func() error, err error)
+	// Serve is a host's whole life.
+	Serve(ctx context.Context, idle time.Duration) error
+	List() ([]api.Sandbox, error)
+	Inspect(name string) (api.Sandbox, error)
+	Boots(name string) ([]api.Boot, error)
+	Boot(name string, number int) (api.Boot, error)
+	Images() ([]api.Image, error)
+	Doctor(ctx context.Context) []Check
+	// Leftovers says whether a host died and left something to recover.
+	Leftovers() bool
+}
+
+// Check is one line of doctor.
+type Check struct {
+	Name   string `json:"name"`
+	OK     bool   `json:"ok"`
+	Needed bool   `json:"needed"` // false: a warning
+	Text   string `json:"text"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// Exit codes.
+const (
+	exitUsage = 64
+	exitOurs  = 125
+)
+
+var exitCodes = map[api.Kind]int{
+	api.KindFailed: 1, api.KindNotFound: 2, api.KindPhase: 3, api.KindExists: 4, api.KindUnconfirmed: 5,
+	api.KindUnavailable: 6, api.KindVersion: 6, api.KindNotBuilt: 7, api.KindUsage: exitUsage, api.KindExec: exitOurs,
+}
+
+// exitCode is a program's own code on its way out through main.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// app is one run of the command line.
+type app struct {
+	deps Deps
+	in   io.Reader
+	out  io.Writer
+	err  io.Writer
+
+	store    string
+	json     bool
+	verbose  bool
+	quiet    bool
+	progress string
+	running  string // the command, for what errors of exec mean
+}
+
+// Main runs a command and gives the process's exit code.
+func Main(deps Deps, args []string, in io.Reader, out, errw io.Writer) int {
+	a := &app{deps: deps, in: in, out: out, err: errw}
+	ctx, stop := a.interruptible(context.Background())
+	defer stop()
+	root := a.root()
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if cmd != nil {
+		a.running = cmd.Name()
+	}
+	return a.report(err)
+}
+
+// interruptible is ended by Ctrl-C and its like. exec takes these signals itself.
+func (a *app) interruptible(ctx context.Context) (context.Context, func()) {
+	return signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+}
+
+// report prints an error in the form asked for and gives its exit code.
+func (a *app) report(err error) int {
+	if err == nil {
+		return 0
+	}
+	var code exitCode
+	if errors.As(err, &code) {
+		return int(code)
+	}
+	if errors.Is(err, context.Canceled) {
+		return 130
+	}
+	var e *api.Error
+	if !errors.As(err, &e) {
+		// What is no error of ours is cobra's, about the command line.
+		e = &api.Error{Kind: api.KindUsage, Message: err.Error(), Hint: "see: doz help"}
+	}
+	if a.json {
+		json.NewEncoder(a.out).Encode(map[string]any{"error": e})
+	} else {
+		fmt.Fprintln(a.err, "doz:", e.Message)
+		if e.Hint != "" {
+			fmt.Fprintln(a.err, "    ", e.Hint)
+		}
+	}
+	exit, known := exitCodes[e.Kind]
+	if !known {
+		exit = 1
+	}
+	if a.running == "exec" && e.Kind != api.KindUsage && e.Kind != api.KindNotFound && e.Kind != api.KindPhase {
+		exit = exitOurs
+	}
+	return exit
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "doz",
+		Short: "Linux sandboxes on your own computer, each a real virtual machine",
+		Long: `doz runs Linux sandboxes on your own computer, each a real virtual machine with
+its own kernel.
+
+  doz create a1              make a sandbox from the image lab
+  doz exec a1 -- uname -a    run a program in it (starts it first)
+  doz ls                     see what there is
+  doz rm a1                  remove it`,
+		Version: a.deps.Version, SilenceErrors: true, SilenceUsage: true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: false},
+	}
+	root.SetVersionTemplate("doz {{.Version}}\n")
+	root.SetIn(a.in)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	flags := root.PersistentFlags()
+	flags.StringVar(&a.store, "store", "", "store folder (default $DOZ_STORE, or doz in the user's data folder)")
+	flags.BoolVar(&a.json, "json", false, "print JSON")
+	flags.BoolVarP(&a.verbose, "verbose", "v", false, "show every step")
+	flags.BoolVarP(&a.quiet, "quiet", "q", false, "show no steps")
+	flags.StringVar(&a.progress, "progress", "auto", "auto or plain")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return &api.Error{Kind: api.KindUsage, Message: err.Error(), Hint: "see: " + cmd.CommandPath() + " --help"}
+	})
+	root.AddCommand(a.create(), a.start(), a.exec(), a.ls(), a.inspect(), a.shutdown(), a.rm(),
+		a.console(), a.events(), a.image(), a.host(), a.doctor())
+	return root
+}
+
+// args is a check of a command's arguments in our own words.
+func args(least, most int, usage string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, got []string) error {
+		if len(got) >= least && (len(got) <= most || most < 0) {
+			return nil
+		}
+		what := "too few arguments"
+		if len(got) > least {
+			what = "too many arguments"
+		}
+		return &api.Error{Kind: api.KindUsage, Message: what, Hint: "usage: doz " + usage}
+	}
+}
+
+// local opens the store.
+func (a *app) local() (Local, error) {
+	dir := a.store
+	if dir == "" {
+		var err error
+		if dir, err = a.deps.DefaultStore(); err != nil {
+			return nil, &api.Error{Kind: api.KindFailed, Message: err.Error()}
+		}
+	}
+	l, err := a.deps.Open(dir)
+	if err != nil {
+		return nil, api.AsError(err)
+	}
+	return l, nil
+}
+
+// connect finds the host or starts one.
+func (a *app) connect(ctx context.Context, progress func(api.Progress)) (*client.Client, error) {
+	l, err := a.local()
+	if err != nil {
+		return nil, err
+	}
+	c := client.New(l.Socket(), progress)
+	status, err := c.Connect(ctx, l.Spawn)
+	if err != nil {
+		return nil, err
+	}
+	if status.Version != a.deps.Version && !a.quiet {
+		fmt.Fprintf(a.err, "doz: note: the host is doz %s and this is %s; doz host stop lets the next command start this one's\n", status.Version, a.deps.Version)
+	}
+	return c, nil
+}
+
+// running gives a client of a host that runs already, or nil and the store. What a
+// dead host left is recovered by a new one first.
+func (a *app) reader(ctx context.Context) (*client.Client, Local, error) {
+	l, err := a.local()
+	if err != nil {
+		return nil, nil, err
+	}
+	c := client.New(l.Socket(), nil)
+	if _, err := c.Ping(ctx); err == nil {
+		return c, l, nil
+	}
+	if l.Leftovers() {
+		if _, err := c.Connect(ctx, l.Spawn); err == nil {
+			return c, l, nil
+		}
+	}
+	return nil, l, nil
+}
+
+// print prints v as JSON when that was asked for, and otherwise lets text print.
+func (a *app) print(v any, text func()) error {
+	if a.json {
+		e := json.NewEncoder(a.out)
+		e.SetIndent("", "  ")
+		return e.Encode(v)
+	}
+	text()
+	return nil
+}
+
+// confirm asks on a terminal. Without one, or a no, it is an error.
+func (a *app) confirm(yes bool, question string) error {
+	if yes {
+		return nil
+	}
+	f, ok := a.in.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) || a.json {
+		return &api.Error{Kind: api.KindUnconfirmed, Message: "not confirmed: " + question, Hint: "say yes with --yes"}
+	}
+	fmt.Fprintf(a.err, "%s [y/N] ", question)
+	var answer string
+	fmt.Fscanln(f, &answer)
+	if s := strings.ToLower(answer); s != "y" && s != "yes" {
+		return &api.Error{Kind: api.KindUnconfirmed, Message: "not confirmed"}
+	}
+	return nil
+}

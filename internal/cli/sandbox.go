@@ -1,0 +1,180 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"dozable.com/doz/internal/api"
+)
+
+func (a *app) create() *cobra.Command {
+	var r api.CreateRequest
+	var memory, disk, network string
+	var audio, isolated, start bool
+	cmd := &cobra.Command{
+		Use: "create NAME", Short: "Make a sandbox",
+		Example: "  doz create a1\n  doz create a2 --image lab --cpus 4 --memory 4G --start",
+		Args:    args(1, 1, "create NAME [--image IMAGE]"),
+		RunE: func(cmd *cobra.Command, names []string) (err error) {
+			r.Name = names[0]
+			if r.MemoryMiB, err = mebibytes("--memory", memory); err != nil {
+				return err
+			}
+			mib, err := mebibytes("--disk", disk)
+			if err != nil {
+				return err
+			}
+			if r.DiskGiB = mib / 1024; mib%1024 != 0 {
+				return &api.Error{Kind: api.KindUsage, Message: "--disk must be whole GiB, as in 64G"}
+			}
+			if audio {
+				return &api.Error{Kind: api.KindNotBuilt, Message: "audio sandboxes are not built yet"}
+			}
+			if network != "" && network != "none" {
+				return &api.Error{Kind: api.KindNotBuilt, Message: fmt.Sprintf("network %q is not built yet", network), Hint: "the only network so far is: none"}
+			}
+			return a.runCreate(cmd.Context(), r, start)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&r.Image, "image", "lab", "image to make it from")
+	f.IntVar(&r.CPUs, "cpus", 0, "processors, 1 to 64 (default 2)")
+	f.StringVar(&memory, "memory", "", "memory, as in 2G, 512M or MiB (default 1G)")
+	f.StringVar(&disk, "disk", "", "root disk, as in 64G; it takes what is used (default 64G)")
+	f.StringVar(&network, "network", "", "network: none is the only one so far")
+	f.BoolVar(&audio, "audio", false, "give it this computer's microphone and speakers (not built yet)")
+	f.BoolVar(&isolated, "isolated", false, "share no folder of this computer (always so, so far)")
+	f.BoolVar(&start, "start", false, "start it")
+	return cmd
+}
+
+func (a *app) runCreate(ctx context.Context, r api.CreateRequest, start bool) error {
+	steps := a.steps("create " + r.Name)
+	defer steps.end()
+	c, err := a.connect(ctx, steps.show)
+	if err != nil {
+		return err
+	}
+	v, err := c.Create(ctx, r)
+	if err != nil {
+		return err
+	}
+	if start {
+		started, err := c.Start(ctx, r.Name)
+		if err != nil {
+			return err
+		}
+		v = started.Sandbox
+	}
+	steps.end()
+	return a.print(v, func() { fmt.Fprintf(a.out, "%s: %s\n", v.Name, v.Phase) })
+}
+
+func (a *app) start() *cobra.Command {
+	return &cobra.Command{
+		Use: "start NAME", Aliases: []string{"cold-boot"}, Short: "Start a sandbox",
+		Args: args(1, 1, "start NAME"),
+		RunE: func(cmd *cobra.Command, names []string) error {
+			steps := a.steps("start " + names[0])
+			defer steps.end()
+			c, err := a.connect(cmd.Context(), steps.show)
+			if err != nil {
+				return err
+			}
+			r, err := c.Start(cmd.Context(), names[0])
+			if err != nil {
+				return err
+			}
+			steps.end()
+			return a.print(r, func() {
+				if r.Started {
+					fmt.Fprintf(a.out, "%s: running after %s\n", r.Sandbox.Name, seconds(r.BootMillis))
+				} else {
+					fmt.Fprintf(a.out, "%s: running already\n", r.Sandbox.Name)
+				}
+			})
+		},
+	}
+}
+
+func (a *app) shutdown() *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use: "shutdown NAME", Short: "End a sandbox's programs; its disk is kept",
+		Args: args(1, 1, "shutdown NAME [--yes]"),
+		RunE: func(cmd *cobra.Command, names []string) error {
+			c, err := a.connect(cmd.Context(), nil)
+			if err != nil {
+				return err
+			}
+			if _, err := c.Inspect(cmd.Context(), names[0]); err != nil {
+				return err
+			}
+			if err := a.confirm(yes, fmt.Sprintf("shut down sandbox %q and end every program in it?", names[0])); err != nil {
+				return err
+			}
+			v, err := c.Shutdown(cmd.Context(), names[0])
+			if err != nil {
+				return err
+			}
+			return a.print(v, func() {
+				fmt.Fprintf(a.out, "%s: %s\n", v.Name, v.Phase)
+				if v.Problem != "" {
+					fmt.Fprintf(a.err, "doz: note: %s\n", v.Problem)
+				}
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	return cmd
+}
+
+func (a *app) rm() *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use: "rm NAME", Short: "Remove a sandbox and everything in it",
+		Args: args(1, 1, "rm NAME [--yes]"),
+		RunE: func(cmd *cobra.Command, names []string) error {
+			c, err := a.connect(cmd.Context(), nil)
+			if err != nil {
+				return err
+			}
+			v, err := c.Inspect(cmd.Context(), names[0])
+			if err != nil {
+				return err
+			}
+			if err := a.confirm(yes, fmt.Sprintf("remove sandbox %q (%s, image %s) and everything in it?", v.Name, v.Phase, v.Image)); err != nil {
+				return err
+			}
+			if err := c.Remove(cmd.Context(), names[0]); err != nil {
+				return err
+			}
+			return a.print(map[string]string{"removed": names[0]}, func() { fmt.Fprintf(a.out, "%s: removed\n", names[0]) })
+		},
+	}
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	return cmd
+}
+
+// mebibytes reads a size: 2G, 512M, or a number of MiB.
+func mebibytes(flag, s string) (int, error) {
+	if s == "" {
+		return 0, nil
+	}
+	digits, unit := strings.ToUpper(s), 1
+	for suffix, u := range map[string]int{"GIB": 1024, "GB": 1024, "G": 1024, "MIB": 1, "MB": 1, "M": 1} {
+		if rest, ok := strings.CutSuffix(digits, suffix); ok {
+			digits, unit = rest, u
+			break
+		}
+	}
+	n, err := strconv.Atoi(digits)
+	if err != nil || n <= 0 || n > 1<<30 {
+		return 0, &api.Error{Kind: api.KindUsage, Message: fmt.Sprintf("%s: %q is no size; write 2G, 512M or a number of MiB", flag, s)}
+	}
+	return n * unit, nil
+}
