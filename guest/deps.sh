@@ -7,16 +7,23 @@ installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q 'ok instal
 newest() { apt-cache policy "$1" | awk '/Candidate:/ {print $2}'; }
 
 command -v apt-get >/dev/null || { echo "deps: this is no Debian; install QEMU 8.2 or later and mmdebstrap" >&2; exit 1; }
-qemu=qemu-system-x86
-[ "$(uname -m)" = aarch64 ] && qemu=qemu-system-arm
+qemu="qemu-system-x86"
+[ "$(uname -m)" = aarch64 ] && qemu="qemu-system-arm"
 
+# mmdebstrap and the keyring make the lab image. The rest is the tests': gcc for the
+# race detector, e2fsprogs to look into disks that machines wrote, python3 for the
+# protocol's example client.
 wanted=()
-for package in mmdebstrap tmux zstd; do installed "$package" || wanted+=("$package"); done
+for package in mmdebstrap debian-archive-keyring gcc libc6-dev e2fsprogs python3-minimal; do
+	installed "$package" || wanted+=("$package")
+done
+# Without root, mmdebstrap works in a user namespace.
+[ "$(id -u)" = 0 ] || installed uidmap || wanted+=(uidmap)
 have=$(dpkg-query -W -f '${Version}' "$qemu" 2>/dev/null || true)
 if [ -z "$have" ] || dpkg --compare-versions "${have#*:}" lt 8.2; then upgrade=1; else upgrade=; fi
 [ ${#wanted[@]} = 0 ] && [ -z "$upgrade" ] && exit 0
 
-echo "deps: this will install: ${wanted[*]} ${upgrade:+$qemu (8.2 or later)}"
+echo "deps: this will install from Debian: ${wanted[*]}${upgrade:+ $qemu (8.2 or later)}"
 as_root apt-get -qq update
 if [ -n "$upgrade" ]; then
 	target=()

@@ -4,9 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,15 +15,18 @@ import (
 	"dozable.com/doz/internal/guest"
 )
 
-const tokenParam = guest.TokenParam
-
 // machine is what PID 1 knows of the machine it runs.
 type machine struct {
-	steps   *steps
-	reaper  *reaper
-	problem error // why there is no usable root disk
-	setup   sync.Mutex
-	off     sync.Once
+	steps  *steps
+	reaper *reaper
+
+	up      chan struct{} // closed when the root is in place, or is known not to be
+	problem error         // why there is no usable root disk; set before up is closed
+	device  string        // the root disk; "" for a machine without
+
+	setup sync.Mutex
+	zone  atomic.Pointer[string] // TZ, where the root does not know the time zone
+	off   sync.Once
 }
 
 // steps are the boot's timed steps.
@@ -31,8 +35,6 @@ type steps struct {
 	list []guest.Step
 }
 
-func newSteps() *steps { return &steps{} }
-
 // done notes a step that ends now, on the kernel's clock.
 func (s *steps) done(name, note string) {
 	var t unix.Timespec
@@ -40,6 +42,13 @@ func (s *steps) done(name, note string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.list = append(s.list, guest.Step{Name: name, Millis: t.Nano() / int64(time.Millisecond), Note: note})
+}
+
+// all is every step so far.
+func (s *steps) all() []guest.Step {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.list)
 }
 
 // mountBasics mounts what the initramfs needs and gives the kernel's parameters.
@@ -58,69 +67,88 @@ func mountBasics() map[string]string {
 }
 
 // mountRoot makes the machine's root the root, with everything mounted on it that
-// programs expect. Without a root disk (a builder) the initramfs stays the root.
+// programs expect. Without a root disk (a builder) the initramfs stays the root, and
+// so it does when the disk cannot be used, which is returned.
 func (m *machine) mountRoot(params map[string]string) error {
-	var problem error
-	root := "/"
-	if device := params["doz.root"]; device != "" {
-		root = "/newroot"
-		if problem = m.mountDisk("/dev/"+device, root); problem != nil {
-			root = "/"
-		}
-	}
 	os.MkdirAll("/run/doz/bin", 0o755)
 	mount("/doz/bin", "/run/doz/bin", "", unix.MS_BIND, "")
+	var tools sync.WaitGroup
 	if device := params["doz.tools"]; device != "" {
-		os.MkdirAll("/run/doz/tools", 0o755)
-		note := ""
-		if err := unix.Mount("/dev/"+device, "/run/doz/tools", toolsFS, unix.MS_RDONLY|unix.MS_NODEV, ""); err != nil {
-			note = "the tools disk cannot be mounted: " + err.Error()
-		}
-		m.steps.done("tools", note)
+		tools.Go(func() { m.mountTools("/dev/" + device) })
 	}
-	if root != "/" {
-		if err := switchRoot(root); err != nil {
-			return fmt.Errorf("cannot switch to the root disk: %w", err)
-		}
+	err := m.mountDisk(params["doz.root"])
+	tools.Wait()
+	if err == nil && m.device != "" {
+		err = switchRoot(newRoot)
 	}
 	mountRest()
 	loopbackUp()
 	unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 65536, Max: 1 << 20})
 	unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF)
 	m.steps.done("root", "")
-	return problem
+	return err
 }
 
-// toolsFS is the tools disk's file system.
-const toolsFS = "squashfs"
+const (
+	newRoot  = "/newroot"
+	toolsDir = "/run/doz/tools"
+)
 
-// mountDisk mounts the root disk and grows its file system to the device's size.
-func (m *machine) mountDisk(device, at string) error {
-	if err := os.MkdirAll(at, 0o755); err != nil {
-		return err
+// mountTools mounts the tools disk, which a sandbox can do without.
+func (m *machine) mountTools(device string) {
+	os.MkdirAll(toolsDir, 0o755)
+	note := ""
+	if err := unix.Mount(device, toolsDir, "squashfs", unix.MS_RDONLY|unix.MS_NODEV, ""); err != nil {
+		note = "the tools disk cannot be mounted: " + err.Error()
 	}
-	if err := unix.Mount(device, at, "ext4", 0, "discard"); err != nil {
+	m.steps.done("tools", note)
+}
+
+// mountDisk mounts the root disk. One that the kernel only lets be read, because it
+// is damaged, is better than none.
+func (m *machine) mountDisk(name string) error {
+	if name == "" {
+		return nil
+	}
+	device := "/dev/" + name
+	os.MkdirAll(newRoot, 0o755)
+	err := unix.Mount(device, newRoot, "ext4", unix.MS_NOATIME, "discard")
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
+		err = unix.Mount(device, newRoot, "ext4", unix.MS_NOATIME|unix.MS_RDONLY, "")
+		m.steps.done("disk", "the root disk can only be read")
+	}
+	if err != nil {
 		return fmt.Errorf("the root disk cannot be mounted: %w", err)
 	}
-	if err := growExt4(device, at); err != nil {
-		m.steps.done("grow", "the root file system could not be grown: "+err.Error())
-	}
+	m.device = device
+	m.steps.done("disk", "")
 	return nil
 }
 
-// switchRoot moves the mounts over and makes root the root.
+// switchRoot moves the mounts over and makes root the root. When it fails nothing
+// has been moved.
 func switchRoot(root string) error {
-	for _, dir := range []string{"/dev", "/proc", "/sys", "/run"} {
-		os.Mkdir(root+dir, 0o755)
-		if err := unix.Mount(dir, root+dir, "", unix.MS_MOVE, ""); err != nil {
-			return fmt.Errorf("%s: %w", dir, err)
+	// /proc last: the places are named through it.
+	dirs := []string{"/dev", "/sys", "/run", "/proc"}
+	places := make([]int, len(dirs))
+	for i, dir := range dirs {
+		fd, err := placeIn(root, dir)
+		if err != nil {
+			return fmt.Errorf("the root disk has no usable folder %s: %w", dir, err)
+		}
+		defer unix.Close(fd)
+		places[i] = fd
+	}
+	for i, dir := range dirs {
+		if err := unix.Mount(dir, fmt.Sprintf("/proc/self/fd/%d", places[i]), "", unix.MS_MOVE, ""); err != nil {
+			return fmt.Errorf("cannot move %s to the root disk: %w", dir, err)
 		}
 	}
 	if err := unix.Chdir(root); err != nil {
 		return err
 	}
 	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
-		return err
+		return fmt.Errorf("cannot switch to the root disk: %w", err)
 	}
 	if err := unix.Chroot("."); err != nil {
 		return err
@@ -128,24 +156,41 @@ func switchRoot(root string) error {
 	return unix.Chdir("/")
 }
 
+// placeIn opens the folder dir of a root that is not ours yet, whose links are to be
+// read as it will read them, and makes it where it is missing.
+func placeIn(root, dir string) (int, error) {
+	at, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(at)
+	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}
+	fd, err := unix.Openat2(at, dir, how)
+	if errors.Is(err, unix.ENOENT) {
+		if err := unix.Mkdirat(at, dir[1:], 0o755); err != nil {
+			return -1, err
+		}
+		fd, err = unix.Openat2(at, dir, how)
+	}
+	return fd, err
+}
+
 // mountRest mounts what programs expect under the final root. What a root has no
 // place for is left out.
 func mountRest() {
 	os.MkdirAll("/dev/pts", 0o755)
 	mount("devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0620,gid=5,ptmxmode=0666")
-	os.MkdirAll("/dev/shm", 0o1777)
+	os.MkdirAll("/dev/shm", 0o755)
 	mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777")
 	mount("cgroup2", "/sys/fs/cgroup", "cgroup2", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
-	for name, target := range map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"} {
-		if name == "ptmx" {
-			os.Remove("/dev/ptmx")
-		}
-		os.Symlink(target, "/dev/"+name)
+	os.Remove("/dev/ptmx") // devtmpfs's own is another instance's
+	for _, link := range [][2]string{{"/proc/self/fd", "fd"}, {"/proc/self/fd/0", "stdin"}, {"/proc/self/fd/1", "stdout"}, {"/proc/self/fd/2", "stderr"}, {"pts/ptmx", "ptmx"}} {
+		os.Symlink(link[0], "/dev/"+link[1])
 	}
 	for _, dir := range []string{"/run/lock", "/tmp", "/var/tmp"} {
 		if _, err := os.Stat(dir); err != nil {
 			os.MkdirAll(dir, 0o755)
-			os.Chmod(dir, 0o1777|os.ModeSticky)
+			os.Chmod(dir, 0o777|os.ModeSticky)
 		}
 	}
 	os.MkdirAll(cgroupDir, 0o755)
@@ -175,25 +220,4 @@ func loopbackUp() {
 	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr); err != nil {
 		fmt.Fprintln(os.Stderr, "deckhold: cannot set up the loopback device:", err)
 	}
-}
-
-// openPort opens the guest channel's port without blocking: a blocking write to a
-// virtio port spins in the kernel (drivers/char/virtio_console.c, __send_to_port).
-func openPort() (*os.File, error) {
-	for range 500 {
-		names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
-		for _, file := range names {
-			name, _ := os.ReadFile(file)
-			if strings.TrimSpace(string(name)) != guest.PortName {
-				continue
-			}
-			device := "/dev/" + filepath.Base(filepath.Dir(file))
-			fd, err := unix.Open(device, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-			if err == nil {
-				return os.NewFile(uintptr(fd), device), nil
-			}
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-	return nil, errors.New("there is no port named " + guest.PortName)
 }

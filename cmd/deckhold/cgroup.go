@@ -1,11 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +15,16 @@ import (
 // cgroupDir holds a group for each program that exec started.
 const cgroupDir = "/sys/fs/cgroup/doz"
 
-var groups atomic.Int64
+// groups are the empty groups: making and removing one takes longer than starting a
+// program in it.
+var groups struct {
+	mu    sync.Mutex
+	free  []*cgroup
+	count int64
+}
+
+// groupsKept is how many empty groups are kept.
+const groupsKept = 4
 
 // cgroup is a program's whole tree: nothing it starts leaves it. Without cgroups
 // (dir is empty) the program's process group has to do.
@@ -24,7 +34,15 @@ type cgroup struct {
 }
 
 func newCgroup() *cgroup {
-	dir := filepath.Join(cgroupDir, "exec-"+strconv.FormatInt(groups.Add(1), 10))
+	groups.mu.Lock()
+	defer groups.mu.Unlock()
+	if n := len(groups.free); n > 0 {
+		g := groups.free[n-1]
+		groups.free = groups.free[:n-1]
+		return g
+	}
+	groups.count++
+	dir := filepath.Join(cgroupDir, "exec-"+strconv.FormatInt(groups.count, 10))
 	if os.Mkdir(dir, 0o755) != nil {
 		return &cgroup{}
 	}
@@ -64,18 +82,22 @@ func (g *cgroup) signal(pid int, sig syscall.Signal) {
 	}
 }
 
-// remove gives the group back. What a program left running moves up a level.
-func (g *cgroup) remove() {
+// release gives the group back. What a program left running moves up a level.
+func (g *cgroup) release() {
 	if g.fd == nil {
 		return
 	}
-	g.fd.Close()
-	if os.Remove(g.dir) == nil {
+	procs, err := os.ReadFile(g.dir + "/cgroup.procs")
+	for _, field := range bytes.Fields(procs) {
+		os.WriteFile(cgroupDir+"/cgroup.procs", field, 0)
+	}
+	groups.mu.Lock()
+	if err == nil && len(procs) == 0 && len(groups.free) < groupsKept {
+		groups.free = append(groups.free, g)
+		groups.mu.Unlock()
 		return
 	}
-	procs, _ := os.ReadFile(g.dir + "/cgroup.procs")
-	for _, field := range strings.Fields(string(procs)) {
-		os.WriteFile(cgroupDir+"/cgroup.procs", []byte(field), 0)
-	}
+	groups.mu.Unlock()
+	g.fd.Close()
 	os.Remove(g.dir)
 }

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+
+	"dozable.com/doz/internal/guest"
 )
 
 // version is set by the linker.
@@ -41,13 +43,17 @@ func job(args []string) int {
 // run is PID 1's life. It ends with the machine.
 func run() {
 	params := mountBasics()
-	m := &machine{steps: newSteps()}
+	m := &machine{steps: &steps{}, up: make(chan struct{})}
 	m.steps.done("kernel", "")
-	m.problem = m.mountRoot(params)
 	m.reaper = startReaper()
-	go watchPowerButton(m)
-	if err := serve(m, params[tokenParam]); err != nil {
-		fmt.Fprintln(os.Stderr, "deckhold: the guest channel failed:", err)
-	}
+	// The host is answered while the disks are mounted; what needs them waits.
+	go func() {
+		if err := serve(m, params[guest.TokenParam]); err != nil {
+			fmt.Fprintln(os.Stderr, "deckhold: the guest channel failed:", err)
+		}
+	}()
+	m.problem = m.mountRoot(params)
+	close(m.up)
+	watchPowerButton(m)
 	select {} // PID 1 must not return
 }

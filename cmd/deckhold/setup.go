@@ -2,13 +2,15 @@ package main
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,8 +22,9 @@ import (
 func (m *machine) opSetup(args json.RawMessage) (any, error) {
 	var request guest.SetupRequest
 	if err := json.Unmarshal(args, &request); err != nil {
-		return nil, err
+		return nil, &guest.Error{Code: guest.CodeUsage, Message: "the set-up cannot be read: " + err.Error()}
 	}
+	<-m.up
 	if m.problem != nil {
 		return nil, m.problem
 	}
@@ -30,28 +33,57 @@ func (m *machine) opSetup(args json.RawMessage) (any, error) {
 	setClock(request.UnixNanos)
 	if request.Hostname != "" {
 		unix.Sethostname([]byte(request.Hostname))
+		writeHostname(request.Hostname)
 		writeHosts(request.Hostname)
 	}
-	setZone(request.TimeZone)
+	m.setZone(request.TimeZone)
 	if current, _ := os.ReadFile("/etc/machine-id"); len(bytes.TrimSpace(current)) < 32 && request.MachineID != "" {
 		replaceFile("/etc/machine-id", []byte(request.MachineID+"\n"), 0o444)
+	}
+	if m.device != "" {
+		go m.grow()
 	}
 	m.steps.done("setup", "")
 	bootID, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	var uts unix.Utsname
 	unix.Uname(&uts)
-	m.steps.mu.Lock()
-	defer m.steps.mu.Unlock()
 	return guest.SetupResponse{
 		Version: version, Kernel: unix.ByteSliceToString(uts.Release[:]),
-		BootID: strings.TrimSpace(string(bootID)), Steps: append([]guest.Step{}, m.steps.list...),
+		BootID: strings.TrimSpace(string(bootID)), Steps: m.steps.all(),
 	}, nil
+}
+
+// grow grows the root's file system to its disk. Programs run meanwhile: it takes
+// 0.1 s and more, and few need the room at once.
+func (m *machine) grow() {
+	m.setup.Lock()
+	defer m.setup.Unlock()
+	if err := growExt4(m.device, "/"); err != nil {
+		m.steps.done("grow", "the root file system could not be grown: "+err.Error())
+		fmt.Fprintln(os.Stderr, "deckhold: the root file system could not be grown:", err)
+	}
+}
+
+func writeHostname(hostname string) {
+	want := []byte(hostname + "\n")
+	if current, _ := os.ReadFile("/etc/hostname"); !bytes.Equal(current, want) {
+		replaceFile("/etc/hostname", want, 0o644)
+	}
 }
 
 // writeHosts adds the lines /etc/hosts lacks and leaves the others alone.
 func writeHosts(hostname string) {
-	current, _ := os.ReadFile("/etc/hosts")
-	os.WriteFile("/etc/hostname", []byte(hostname+"\n"), 0o644)
+	current, err := os.ReadFile("/etc/hosts")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if whole := withHosts(current, hostname); len(whole) > len(current) {
+		replaceFile("/etc/hosts", whole, 0o644)
+	}
+}
+
+// withHosts is a hosts file with the lines it lacks.
+func withHosts(current []byte, hostname string) []byte {
 	names := map[string]bool{}
 	for line := range strings.Lines(string(current)) {
 		line, _, _ = strings.Cut(line, "#")
@@ -68,40 +100,61 @@ func writeHosts(hostname string) {
 	if !names[hostname] {
 		add += "127.0.1.1\t" + hostname + "\n"
 	}
-	if add == "" {
-		return
-	}
-	if len(current) > 0 && current[len(current)-1] != '\n' {
+	if add != "" && len(current) > 0 && current[len(current)-1] != '\n' {
 		add = "\n" + add
 	}
-	replaceFile("/etc/hosts", append(current, add...), 0o644)
+	return append(bytes.Clone(current), add...)
 }
 
-// setZone makes the zone the system's where the image knows it.
-func setZone(zone string) {
-	file := filepath.Join("/usr/share/zoneinfo", filepath.Clean("/"+zone))
-	if info, err := os.Stat(file); zone == "" || err != nil || info.IsDir() {
+const zoneDir = "/usr/share/zoneinfo"
+
+// setZone makes the zone the system's where the image knows it. Elsewhere programs
+// are told in TZ: some carry the zones themselves.
+func (m *machine) setZone(zone string) {
+	m.zone.Store(nil)
+	if zone == "" || !filepath.IsLocal(zone) {
 		return
+	}
+	file := filepath.Join(zoneDir, zone)
+	if info, err := os.Stat(file); err != nil || info.IsDir() {
+		m.zone.Store(&zone)
+		return
+	}
+	if old, err := os.ReadFile("/etc/timezone"); err == nil && string(bytes.TrimSpace(old)) != zone {
+		replaceFile("/etc/timezone", []byte(zone+"\n"), 0o644) // Debian's other record of it
 	}
 	if target, _ := os.Readlink("/etc/localtime"); target == file {
 		return
 	}
-	tmp := "/etc/.localtime.doz"
+	const tmp = "/etc/.localtime.doz"
 	os.Remove(tmp)
-	if os.Symlink(file, tmp) == nil {
-		os.Rename(tmp, "/etc/localtime")
+	if os.Symlink(file, tmp) == nil && os.Rename(tmp, "/etc/localtime") != nil {
+		os.Remove(tmp)
 	}
 }
 
-// replaceFile puts a file in place whole. A root that cannot be written to keeps
-// what it has.
+// replaceFile puts a file in place whole, where a link leads if there is one, and
+// keeps its mode and owner. A root that cannot be written to keeps what it has.
 func replaceFile(name string, data []byte, mode os.FileMode) {
+	if target, err := filepath.EvalSymlinks(name); err == nil {
+		name = target
+	}
 	os.MkdirAll(filepath.Dir(name), 0o755)
 	tmp := filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".doz")
-	if os.WriteFile(tmp, data, mode) == nil && os.Rename(tmp, name) == nil {
+	os.Remove(tmp)
+	if os.WriteFile(tmp, data, mode) != nil {
+		os.Remove(tmp)
 		return
 	}
-	os.Remove(tmp)
+	if info, err := os.Stat(name); err == nil {
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			os.Chown(tmp, int(st.Uid), int(st.Gid))
+		}
+		os.Chmod(tmp, info.Mode())
+	}
+	if os.Rename(tmp, name) != nil {
+		os.Remove(tmp)
+	}
 }
 
 func setClock(nanos int64) error {
@@ -115,7 +168,7 @@ func setClock(nanos int64) error {
 func opClock(args json.RawMessage) (any, error) {
 	var request guest.ClockRequest
 	if err := json.Unmarshal(args, &request); err != nil {
-		return nil, err
+		return nil, &guest.Error{Code: guest.CodeUsage, Message: "the clock's time cannot be read: " + err.Error()}
 	}
 	if err := setClock(request.UnixNanos); err != nil {
 		return nil, fmt.Errorf("the clock cannot be set: %w", err)
@@ -158,66 +211,4 @@ func field(data []byte, name string) int64 {
 		}
 	}
 	return 0
-}
-
-// endGrace is what programs get between TERM and KILL when the machine powers off.
-const endGrace = 2 * time.Second
-
-// powerOff ends every program, writes everything out and powers the machine off.
-func (m *machine) powerOff() {
-	m.off.Do(func() {
-		unix.Kill(-1, unix.SIGTERM)
-		for end := time.Now().Add(endGrace); time.Now().Before(end) && othersRun(); {
-			time.Sleep(10 * time.Millisecond)
-		}
-		unix.Kill(-1, unix.SIGKILL)
-		unix.Sync()
-		unix.Unmount("/run/doz/tools", unix.MNT_DETACH)
-		// Read-only means that the journal is empty and the disk counts as clean.
-		for range 50 {
-			if unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_RDONLY, "") == nil {
-				break
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
-	})
-}
-
-// othersRun says whether any program but this one runs. Only programs have an exe;
-// the kernel's own threads, which no signal ends, have none.
-func othersRun() bool {
-	links, _ := filepath.Glob("/proc/[0-9]*/exe")
-	for _, link := range links {
-		if _, err := os.Readlink(link); err == nil && link != "/proc/1/exe" {
-			return true
-		}
-	}
-	return false
-}
-
-// keyPower is KEY_POWER of linux/input-event-codes.h.
-const keyPower = 116
-
-// watchPowerButton powers off when the machine's button is pressed.
-func watchPowerButton(m *machine) {
-	devices, _ := filepath.Glob("/dev/input/event*")
-	for _, device := range devices {
-		f, err := os.Open(device)
-		if err != nil {
-			continue
-		}
-		go func() {
-			defer f.Close()
-			event := make([]byte, 24) // struct input_event: time, type, code, value
-			for {
-				if _, err := f.Read(event); err != nil {
-					return
-				}
-				if binary.NativeEndian.Uint16(event[16:]) == 1 && binary.NativeEndian.Uint16(event[18:]) == keyPower {
-					m.powerOff()
-				}
-			}
-		}()
-	}
 }

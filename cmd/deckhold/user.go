@@ -68,6 +68,7 @@ func find(file string, match func([]string) bool, use func([]string)) bool {
 	}
 	defer f.Close()
 	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20) // a group with many members
 	for lines.Scan() {
 		fields := strings.Split(lines.Text(), ":")
 		if match(fields) {
@@ -102,13 +103,16 @@ func (u user) workdir() string {
 }
 
 // environment is the program's, and the PATH to find it on.
-func environment(request guest.ExecRequest, u user) (env []string, path string) {
-	vars := map[string]string{"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "LANG": "C.UTF-8"}
+func (m *machine) environment(request guest.ExecRequest, u user) (env []string, path string) {
+	vars := map[string]string{"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "LANG": "C.UTF-8", "TERM": "dumb"}
+	if zone := m.zone.Load(); zone != nil {
+		vars["TZ"] = *zone
+	}
 	for name, value := range request.Env {
 		vars[name] = value
 	}
 	for name, value := range vars {
-		if !strings.ContainsRune(name, 0) && !strings.ContainsRune(value, 0) && !strings.Contains(name, "=") {
+		if name != "" && !strings.ContainsAny(name, "=\x00") && !strings.Contains(value, "\x00") {
 			env = append(env, name+"="+value)
 		}
 	}

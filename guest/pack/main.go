@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,44 +34,67 @@ func main() {
 	}
 }
 
+// goArch is Go's name for each architecture doz is built for.
+var goArch = map[string]string{"x86_64": "amd64", "arm64": "arm64"}
+
+// packer fills one folder.
+type packer struct {
+	out, arch, version string
+	wrote              map[string]bool // below out
+}
+
 func pack(arch, out, version string, public bool) error {
-	m := parts.Manifest{Schema: 1, Arch: arch, Version: version, Release: "source"}
+	if goArch[arch] == "" {
+		return fmt.Errorf("%q is no architecture doz is built for: x86_64 or arm64", arch)
+	}
+	p := &packer{out: out, arch: arch, version: version, wrote: map[string]bool{}}
+	m := parts.Manifest{Schema: parts.Schema, Arch: arch, Version: version, Release: "source"}
 	variants := []string{"plain", "sound"}
 	if public {
 		m.Release, variants = "public", variants[:1]
 	}
-	sums, err := readSums("guest/kernel/SHA256SUMS")
-	if err != nil {
-		return err
-	}
 	for _, variant := range variants {
-		p, err := packKernel(out, arch, variant, sums)
+		kernel, err := p.kernel(variant)
 		if err != nil {
 			return err
 		}
-		m.Parts = append(m.Parts, p)
+		m.Parts = append(m.Parts, kernel)
 	}
-	p, err := packInitrd(out, arch, version)
-	if err != nil {
+	for _, build := range []func() (parts.Part, error){p.initrd, p.tools} {
+		part, err := build()
+		if err != nil {
+			return err
+		}
+		m.Parts = append(m.Parts, part)
+	}
+	if err := p.licences(); err != nil {
 		return err
 	}
-	m.Parts = append(m.Parts, p)
-	tools, err := os.ReadFile("guest/tools/tools-" + arch + ".squashfs")
-	if err != nil {
-		return err
-	}
-	if p, err = put(out, parts.Tools, "guest", "tools", ".squashfs", tools); err != nil {
-		return err
-	}
-	m.Parts = append(m.Parts, p)
+	return p.finish(m)
+}
+
+// finish writes the manifest, which is what makes the parts count, and removes what
+// an earlier run left that is no part any more.
+func (p *packer) finish(m parts.Manifest) error {
 	manifest, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
 	}
-	for name, data := range map[string][]byte{
-		parts.ManifestFile: append(manifest, '\n'), "VERSION": []byte(version + "\n"), "RELEASE": []byte(m.Release + "\n"),
+	for _, file := range []struct{ name, content string }{
+		{"VERSION", m.Version + "\n"}, {"RELEASE", m.Release + "\n"}, {parts.ManifestFile, string(manifest) + "\n"},
 	} {
-		if err := replace(filepath.Join(out, name), data); err != nil {
+		if err := p.write(file.name, []byte(file.content)); err != nil {
+			return err
+		}
+	}
+	for _, folder := range []string{"kernels", "guest", "licences"} {
+		err := filepath.WalkDir(filepath.Join(p.out, folder), func(path string, d fs.DirEntry, err error) error {
+			if name, _ := filepath.Rel(p.out, path); err == nil && !d.IsDir() && !p.wrote[name] {
+				return os.Remove(path)
+			}
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -85,8 +109,13 @@ func kernelFile(arch, variant string) string {
 	return "vmlinux-" + arch + "-" + variant
 }
 
-func packKernel(out, arch, variant string, sums map[string]string) (parts.Part, error) {
-	file := kernelFile(arch, variant)
+// kernel unpacks a variant of the kernel, and takes only the recorded one.
+func (p *packer) kernel(variant string) (parts.Part, error) {
+	sums, err := readSums("guest/kernel/SHA256SUMS")
+	if err != nil {
+		return parts.Part{}, err
+	}
+	file := kernelFile(p.arch, variant)
 	packed, err := os.ReadFile("guest/kernel/" + file + ".zst")
 	if err != nil {
 		return parts.Part{}, err
@@ -100,23 +129,21 @@ func packKernel(out, arch, variant string, sums map[string]string) (parts.Part, 
 	if err != nil {
 		return parts.Part{}, fmt.Errorf("%s.zst: %w", file, err)
 	}
-	p, err := put(out, "kernel-"+variant, "kernels", file, "", kernel)
-	if err == nil && p.SHA256 != sums[file] {
-		err = fmt.Errorf("%s.zst is not the kernel of guest/kernel/SHA256SUMS", file)
+	if sum := sha256.Sum256(kernel); hex.EncodeToString(sum[:]) != sums[file] {
+		return parts.Part{}, fmt.Errorf("%s.zst is not the kernel of guest/kernel/SHA256SUMS", file)
 	}
-	return p, err
+	return p.part("kernel-"+variant, "kernels", file, "", kernel)
 }
 
-// packInitrd builds the guest's programs and packs them.
-func packInitrd(out, arch, version string) (parts.Part, error) {
-	goarch := map[string]string{"x86_64": "amd64", "arm64": "arm64"}[arch]
+// initrd builds the guest's programs and packs them.
+func (p *packer) initrd() (parts.Part, error) {
 	tmp, err := os.MkdirTemp("", "doz-pack-")
 	if err != nil {
 		return parts.Part{}, err
 	}
 	defer os.RemoveAll(tmp)
-	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid= -X main.version="+version, "-o", tmp+"/deckhold", "./cmd/deckhold")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+goarch)
+	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid= -X main.version="+p.version, "-o", tmp+"/deckhold", "./cmd/deckhold")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+goArch[p.arch])
 	cmd.Stderr = os.Stderr
 	if err := cmd.Run(); err != nil {
 		return parts.Part{}, fmt.Errorf("cannot build deckhold: %w", err)
@@ -129,19 +156,38 @@ func packInitrd(out, arch, version string) (parts.Part, error) {
 	if err := initrd.Write(&archive, map[string][]byte{"deckhold": deckhold}); err != nil {
 		return parts.Part{}, err
 	}
-	return put(out, parts.Initrd, "guest", "initrd", ".cpio", archive.Bytes())
+	return p.part(parts.Initrd, "guest", "initrd", ".cpio", archive.Bytes())
 }
 
-// put writes a part under a name that carries its sum.
-func put(out, role, folder, base, ext string, data []byte) (parts.Part, error) {
+// tools takes the tools layer, and only the recorded one.
+func (p *packer) tools() (parts.Part, error) {
+	sums, err := readSums("guest/tools/SHA256SUMS")
+	if err != nil {
+		return parts.Part{}, err
+	}
+	file := "tools-" + p.arch + ".squashfs"
+	layer, err := os.ReadFile("guest/tools/" + file)
+	if err != nil {
+		return parts.Part{}, err
+	}
+	if sum := sha256.Sum256(layer); hex.EncodeToString(sum[:]) != sums[file] {
+		return parts.Part{}, fmt.Errorf("%s is not the layer of guest/tools/SHA256SUMS", file)
+	}
+	return p.part(parts.Tools, "guest", "tools", ".squashfs", layer)
+}
+
+// part writes a part, and names it so that its sum shows.
+func (p *packer) part(role, folder, base, ext string, data []byte) (parts.Part, error) {
 	sum := sha256.Sum256(data)
-	p := parts.Part{Role: role, File: folder + "/" + base + ext, SHA256: hex.EncodeToString(sum[:]), Size: int64(len(data))}
-	p.Name = base + "-" + p.SHA256[:12] + ext
-	return p, replace(filepath.Join(out, p.File), data)
+	part := parts.Part{Role: role, File: folder + "/" + base + ext, SHA256: hex.EncodeToString(sum[:]), Size: int64(len(data))}
+	part.Name = base + "-" + part.SHA256[:12] + ext
+	return part, p.write(part.File, data)
 }
 
-// replace puts a file in place whole, and leaves one alone that is the same already.
-func replace(path string, data []byte) error {
+// write puts a file in place whole, and leaves one alone that is the same already.
+func (p *packer) write(name string, data []byte) error {
+	p.wrote[filepath.FromSlash(name)] = true
+	path := filepath.Join(p.out, name)
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, data) {
 		return nil
 	}

@@ -23,17 +23,21 @@ func NewFrameWriter(w io.Writer) *FrameWriter { return &FrameWriter{w: w} }
 // Buffer is a payload of MaxFrame bytes to read into, so that WriteBuffered needs no
 // copy.
 func (f *FrameWriter) Buffer() []byte {
-	if f.buf == nil {
-		f.buf = make([]byte, frameHeader+MaxFrame)
-	}
+	f.grow(MaxFrame)
 	return f.buf[frameHeader:]
+}
+
+// grow makes room for a payload of n bytes. Most streams only ever send small ones.
+func (f *FrameWriter) grow(n int) {
+	if len(f.buf) < frameHeader+n {
+		f.buf = make([]byte, frameHeader+n)
+	}
 }
 
 // WriteBuffered sends the first n bytes of Buffer as one frame.
 func (f *FrameWriter) WriteBuffered(typ byte, n int) error {
-	f.Buffer()
-	f.buf[0] = typ
-	binary.BigEndian.PutUint32(f.buf[1:], uint32(n))
+	f.grow(n)
+	putFrameHeader(f.buf, typ, n)
 	_, err := f.w.Write(f.buf[:frameHeader+n])
 	return err
 }
@@ -43,7 +47,20 @@ func (f *FrameWriter) Write(typ byte, payload []byte) error {
 	if len(payload) > MaxFrame {
 		return fmt.Errorf("a frame of %d bytes is too long", len(payload))
 	}
-	return f.WriteBuffered(typ, copy(f.Buffer(), payload))
+	f.grow(len(payload))
+	return f.WriteBuffered(typ, copy(f.buf[frameHeader:], payload))
+}
+
+// FrameHeader is what stands before a frame's payload of n bytes.
+func FrameHeader(typ byte, n int) []byte {
+	head := make([]byte, frameHeader)
+	putFrameHeader(head, typ, n)
+	return head
+}
+
+func putFrameHeader(b []byte, typ byte, n int) {
+	b[0] = typ
+	binary.BigEndian.PutUint32(b[1:], uint32(n))
 }
 
 // WriteJSON sends v as one frame.
@@ -91,6 +108,9 @@ func (f *FrameReader) Read() (typ byte, payload []byte, err error) {
 // ReadLine reads one line of at most limit bytes, without its newline, and not a
 // byte more: what follows a line may be frames.
 func ReadLine(r io.Reader, limit int) ([]byte, error) {
+	if s, ok := r.(*Stream); ok {
+		return s.readLine(limit)
+	}
 	if br, ok := r.(io.ByteReader); ok {
 		return readLine(br.ReadByte, limit)
 	}

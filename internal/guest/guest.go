@@ -7,7 +7,7 @@
 // # The channel
 //
 // One byte stream (a virtio-serial port on QEMU). The host opens it with a sync
-// line, the guest answers, and then both speak yamux, the host as its client:
+// line, the guest answers, and then both send the messages of streams (mux.go):
 //
 //	host  → "\n" token " sync " nonce "\n"      token: 32 hex digits, this machine's, from the kernel
 //	                                           command line (doz.token=); nonce: 32 hex digits, new each time
@@ -21,7 +21,8 @@
 // # Streams
 //
 // Only the host opens streams. Each starts with one JSON line, a Request, at most
-// MaxLine bytes, and is answered by one JSON line, a Response. After an ok Response
+// MaxLine bytes, and is answered by one JSON line, a Response. Each side may have at
+// most 1 MiB under way that the other has not read, a stream. After an ok Response
 // to OpExec both sides send frames: 1 byte type, 4 bytes big-endian length (at most
 // MaxFrame), payload. The same frames are spoken between the host and its clients,
 // so the host splices the two without reading them.

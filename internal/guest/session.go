@@ -1,24 +1,23 @@
 package guest
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
+	"sync"
 	"time"
-
-	"github.com/hashicorp/yamux"
 )
 
 // Session is the host's end of the channel. Its methods may be called concurrently.
+// A guest that is paused, or answers nothing, does not end it: calls end by their
+// deadlines, and those after it find the session as it was.
 type Session struct {
 	conn net.Conn
-	mux  *yamux.Session
+	mux  *mux
 }
 
 // staleLimit is how many bytes of an earlier session may be discarded before the
@@ -32,7 +31,7 @@ func Open(ctx context.Context, conn net.Conn, token string) (*Session, error) {
 	defer stop()
 	rest, err := handshake(conn, token)
 	if err == nil && !stop() {
-		err = ctx.Err()
+		err = context.Cause(ctx)
 	}
 	if err != nil {
 		conn.Close()
@@ -41,13 +40,9 @@ func Open(ctx context.Context, conn net.Conn, token string) (*Session, error) {
 		}
 		return nil, err
 	}
-	session, err := yamux.Client(&withRest{Conn: conn, rest: rest}, mux())
-	if err != nil {
-		conn.Close()
-		return nil, err
-	}
-	s := &Session{conn: conn, mux: session}
-	go s.refuse()
+	s := &Session{conn: conn, mux: newMux(conn, new(sync.Mutex), nil)}
+	go s.mux.send()
+	go s.receive(rest)
 	return s, nil
 }
 
@@ -57,66 +52,35 @@ func handshake(conn net.Conn, token string) ([]byte, error) {
 	b := make([]byte, nonceLen/2)
 	rand.Read(b)
 	nonce := hex.EncodeToString(b)
-	if _, err := conn.Write(syncLine(token, nonce)); err != nil {
+	if _, err := conn.Write(append(syncMarker(token), nonce+"\n"...)); err != nil {
 		return nil, err
 	}
-	want := readyLine(token, nonce)
-	var seen []byte
-	buf := make([]byte, 64<<10)
-	for total := 0; total < staleLimit; {
-		n, err := conn.Read(buf)
-		seen = append(seen, buf[:n]...)
-		total += n
-		if i := bytes.Index(seen, want); i >= 0 {
-			return seen[i+len(want):], nil
-		}
-		if keep := len(want) - 1; len(seen) > keep {
-			seen = append(seen[:0], seen[len(seen)-keep:]...)
-		}
-		if err != nil {
-			if errors.Is(err, io.EOF) {
-				err = errors.New("the machine closed the guest channel")
-			}
-			return nil, err
-		}
-	}
-	return nil, errors.New("the guest sends garbage instead of an answer")
+	return await(conn, readyLine(token, nonce), staleLimit)
 }
 
-// withRest gives the bytes that were read past the handshake before the others.
-type withRest struct {
-	net.Conn
-	rest []byte
-}
-
-func (c *withRest) Read(b []byte) (int, error) {
-	if len(c.rest) > 0 {
-		n := copy(b, c.rest)
-		c.rest = c.rest[n:]
-		return n, nil
-	}
-	return c.Conn.Read(b)
-}
-
-// refuse closes every stream the guest opens: only the host may.
-func (s *Session) refuse() {
-	for {
-		stream, err := s.mux.AcceptStream()
-		if err != nil {
-			return
+// receive takes what the guest sends until the session ends.
+func (s *Session) receive(data []byte) {
+	err := s.mux.feed(data)
+	buf := make([]byte, 256<<10)
+	for err == nil {
+		var n int
+		n, err = s.conn.Read(buf)
+		if feedErr := s.mux.feed(buf[:n]); feedErr != nil {
+			err = feedErr
 		}
-		stream.Close()
 	}
+	s.mux.fail(fmt.Errorf("%w: %w", ErrEnded, err))
+	s.conn.Close()
 }
 
 // Close ends the session. Programs it started go on, unheard.
 func (s *Session) Close() error {
-	s.mux.Close()
+	s.mux.fail(ErrEnded)
 	return s.conn.Close()
 }
 
 // Done is closed when the session has ended.
-func (s *Session) Done() <-chan struct{} { return s.mux.CloseChan() }
+func (s *Session) Done() <-chan struct{} { return s.mux.done }
 
 // Call asks the guest one thing. An *Error is the guest's own answer; anything else
 // means that it did not answer, until ctx was done.
@@ -133,11 +97,14 @@ func (s *Session) Call(ctx context.Context, op string, args, result any) error {
 func (s *Session) Exec(ctx context.Context, request ExecRequest) (net.Conn, ExecResponse, error) {
 	var response ExecResponse
 	stream, err := s.open(ctx, OpExec, request, &response)
-	return stream, response, err
+	if err != nil {
+		return nil, response, err
+	}
+	return stream, response, nil
 }
 
 // open opens a stream, sends the request and reads its answer.
-func (s *Session) open(ctx context.Context, op string, args, result any) (net.Conn, error) {
+func (s *Session) open(ctx context.Context, op string, args, result any) (*Stream, error) {
 	data, err := json.Marshal(args)
 	if err != nil {
 		return nil, err
@@ -145,43 +112,31 @@ func (s *Session) open(ctx context.Context, op string, args, result any) (net.Co
 	if len(data) > MaxLine/2 {
 		return nil, &Error{Code: CodeUsage, Message: "the request is too long"}
 	}
-	// Opening and writing can block when the guest does not read, which no deadline
-	// on the stream covers: the session is given up then, and the next one syncs anew.
-	stop := context.AfterFunc(ctx, func() { s.stalled(ctx) })
-	defer stop()
-	stream, err := s.mux.OpenStream()
+	stream, err := s.mux.open()
 	if err != nil {
-		return nil, orCause(ctx, err)
+		return nil, err
 	}
-	unblock := context.AfterFunc(ctx, func() { stream.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { stream.SetDeadline(time.Unix(1, 0)) })
 	err = exchange(stream, Request{Op: op, Args: data}, result)
-	if !unblock() && err == nil {
-		err = ctx.Err()
+	if !stop() {
+		// Time ran out rather than what else that made of it.
+		err = noAnswer(ctx)
 	}
 	if err != nil {
 		stream.Close()
-		return nil, orCause(ctx, err)
+		return nil, err
 	}
 	return stream, nil
 }
 
-// stalled ends the session if it cannot even be written to a second after its
-// caller gave up.
-func (s *Session) stalled(context.Context) {
-	done := make(chan struct{})
-	go func() {
-		s.mux.Ping()
-		close(done)
-	}()
-	select {
-	case <-done:
-	case <-s.Done():
-	case <-time.After(time.Second):
-		s.Close()
+func noAnswer(ctx context.Context) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return context.Cause(ctx)
 	}
+	return errors.New("the guest does not answer in time")
 }
 
-func exchange(stream net.Conn, request Request, result any) error {
+func exchange(stream *Stream, request Request, result any) error {
 	if err := WriteJSON(stream, request); err != nil {
 		return err
 	}
@@ -202,12 +157,4 @@ func exchange(stream net.Conn, request Request, result any) error {
 		return fmt.Errorf("the guest's answer is not what it should be: %w", err)
 	}
 	return nil
-}
-
-// orCause says that time ran out rather than how that showed.
-func orCause(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return errors.New("the guest does not answer in time")
-	}
-	return err
 }

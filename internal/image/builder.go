@@ -44,15 +44,16 @@ func buildDeadline(plain int64) time.Duration {
 
 // Sizes of an image's disk. It is sparse, and grows within each sandbox.
 const (
-	minDisk = 8 << 30
-	maxDisk = 4*maxBytes + 1<<30
+	giB      = 1 << 30
+	minDisk  = 8 * giB
+	perInode = 16 << 10 // bytes of disk, as deckhold makes the file system
 )
 
-// diskSize is a disk's size for about that many bytes of layers: room for the files
-// and, with one inode for 16 KiB, for many small ones.
-func diskSize(plain int64) int64 {
-	const GiB = 1 << 30
-	return min(max(minDisk, (4*plain+2*GiB-1)/GiB*GiB), maxDisk)
+// diskSize is room for what the layers hold, with an inode for each entry, in whole
+// GiB.
+func diskSize(layers *layerDisk) int64 {
+	need := 2*layers.plain + layers.entries*perInode*5/4 + giB
+	return max(minDisk, (need+giB-1)/giB*giB)
 }
 
 // builder makes one image's disk in one machine.
@@ -75,7 +76,7 @@ type built struct {
 // build writes the layers to a new disk at path. The machine is gone when it
 // returns; when it fails, what is in the workshop is worth nothing.
 func (b *builder) build(ctx context.Context, layers *layerDisk, path string) (built, error) {
-	if err := blankDisk(path, diskSize(layers.plain)); err != nil {
+	if err := blankDisk(path, diskSize(layers)); err != nil {
 		return built{}, fmt.Errorf("its disk cannot be made: %w", bare(err))
 	}
 	ctx, stop := context.WithTimeoutCause(ctx, buildDeadline(layers.plain), errors.New("the builder machine does not come to an end"))
@@ -94,23 +95,21 @@ func (b *builder) build(ctx context.Context, layers *layerDisk, path string) (bu
 		err = b.powerOff(ctx)
 	}
 	if err != nil {
-		b.awaitEnd(ctx)
-		return built{}, because(ctx, err)
+		return built{}, b.reason(ctx, err)
 	}
 	return sum, syncFile(path)
 }
 
-// awaitEnd lets a machine whose channel broke be seen to end, which says more.
-func (b *builder) awaitEnd(ctx context.Context) {
-	select {
-	case <-b.session.Done():
-	default:
-		return
+// reason is why a job failed. A channel that broke is followed by the machine's end,
+// which says more.
+func (b *builder) reason(ctx context.Context, err error) error {
+	if errors.Is(err, errUnheard) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(endGrace):
+		}
 	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(endGrace):
-	}
+	return because(ctx, err)
 }
 
 // start boots the machine and opens its channel. A machine that ends ends ctx.
@@ -149,15 +148,14 @@ func (b *builder) start(ctx context.Context, cancel context.CancelCauseFunc, dis
 			b.machine.Kill()
 		}
 	}()
-	ctx, stop := context.WithTimeoutCause(ctx, bootDeadline, errors.New("the builder machine does not answer"))
+	booting, stop := context.WithTimeoutCause(ctx, bootDeadline, errors.New("the builder machine does not answer"))
 	defer stop()
-	conn, err := b.machine.DialGuest(ctx)
+	conn, err := b.machine.DialGuest(booting)
 	if err != nil {
-		return because(ctx, err)
+		return because(booting, err)
 	}
-	if b.session, err = guest.Open(ctx, conn, token); err != nil {
-		conn.Close()
-		return because(ctx, err)
+	if b.session, err = guest.Open(booting, conn, token); err != nil {
+		return because(booting, err)
 	}
 	return nil
 }
@@ -240,14 +238,21 @@ const (
 	maxLines = 1 << 20  // bytes of all lines
 )
 
-var errGarbage = errors.New("the builder machine answers garbage")
+var (
+	errGarbage = errors.New("the builder machine answers garbage")
+	errUnheard = errors.New("the builder machine cannot be heard")
+)
 
 // run runs one of deckhold's jobs in the machine. told hears each line the job
 // prints, the last of which run gives.
 func (b *builder) run(ctx context.Context, told func(line []byte), args ...string) (last []byte, err error) {
 	conn, _, err := b.session.Exec(ctx, guest.ExecRequest{Argv: append([]string{deckhold}, args...)})
+	var refused *guest.Error
+	if errors.As(err, &refused) {
+		return nil, fmt.Errorf("the builder machine refuses: %s", oneLine(refused.Message))
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errUnheard, err)
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
@@ -259,7 +264,7 @@ func (b *builder) run(ctx context.Context, told func(line []byte), args ...strin
 	for {
 		typ, payload, err := frames.Read()
 		if err != nil {
-			return nil, fmt.Errorf("the builder machine cannot be heard: %w", because(ctx, err))
+			return nil, fmt.Errorf("%w: %w", errUnheard, err)
 		}
 		switch typ {
 		case guest.Stdout:

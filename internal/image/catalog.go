@@ -283,7 +283,7 @@ func (c *Catalog) CleanLeftovers(ctx context.Context) {
 				c.log.Warn("a leftover builder machine cannot be ended", "folder", dir, "error", err)
 				continue
 			}
-		} else if !strings.HasPrefix(e.Name(), trashPrefix) && !strings.HasPrefix(e.Name(), ".tmp-") {
+		} else if !strings.HasPrefix(e.Name(), trashPrefix) && !strings.HasPrefix(e.Name(), tmpPrefix) {
 			continue
 		}
 		if err := os.RemoveAll(dir); err != nil {

@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"dozable.com/doz/internal/store"
 )
 
@@ -31,7 +33,8 @@ const (
 // head reads and hashes a disk's first bytes and checks that they are those of a
 // cleanly unmounted ext4 of exactly size bytes.
 func head(path string, size int64) (string, error) {
-	f, err := os.Open(path)
+	// Opening a FIFO would wait.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return "", err
 	}
@@ -40,7 +43,10 @@ func head(path string, size int64) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if !info.Mode().IsRegular() || info.Size() != size {
+	if !info.Mode().IsRegular() {
+		return "", errors.New("its disk is no file")
+	}
+	if info.Size() != size {
 		return "", fmt.Errorf("its disk has %d bytes and should have %d", info.Size(), size)
 	}
 	b := make([]byte, headBytes)

@@ -83,7 +83,7 @@ func refuse(kind api.Kind, hint, format string, args ...any) *api.Error {
 	return &api.Error{Kind: kind, Hint: hint, Message: fmt.Sprintf(format, args...)}
 }
 
-// step tells about a step of a long operation; a nil progress hears nothing.
+// progressFunc hears of a long operation's steps; a nil one hears nothing.
 type progressFunc func(api.Progress)
 
 func (p progressFunc) step(name string, done, total int64, unit string) {

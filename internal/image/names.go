@@ -16,9 +16,11 @@ import (
 //	<name>/<key12>/image.json   its record
 //	.building-<random>/         an image being made, and the machine that makes it
 //	.trash-<random>/            an image on its way out
+//	.tmp-<random>               an archive decompressed, which has a name for a moment
 const (
 	buildingPrefix = ".building-"
 	trashPrefix    = ".trash-"
+	tmpPrefix      = ".tmp-"
 )
 
 // folder is one image's folder.

@@ -189,7 +189,7 @@ func (w *endWatch) Read(b []byte) (int, error) {
 // openPackedArchive decompresses an archive whose parts have to be read in another
 // order than they stand.
 func openPackedArchive(ctx context.Context, whole *io.SectionReader, path string, o OpenOptions) (*Source, error) {
-	f, err := os.CreateTemp(o.Scratch, buildingPrefix+"*")
+	f, err := os.CreateTemp(o.Scratch, tmpPrefix+"*")
 	if err != nil {
 		return nil, refuse(api.KindFailed, "", "%s cannot be decompressed: %v", path, bare(err))
 	}
@@ -218,7 +218,7 @@ func openPackedArchive(ctx context.Context, whole *io.SectionReader, path string
 func openTar(ctx context.Context, whole *io.SectionReader, path string, o OpenOptions) (*Source, error) {
 	sum := sha256.New()
 	m := &meter{progress: o.Progress, step: "read archive", total: whole.Size()}
-	n, err := copyPlain(ctx, sum, whole, m)
+	n, err := copyPlain(ctx, io.MultiWriter(sum, &entryCounter{most: maxEntries}), whole, m)
 	if err != nil {
 		return nil, describe(path, err)
 	}
@@ -281,6 +281,8 @@ func describe(path string, err error) error {
 	switch {
 	case errors.As(err, &known), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
+	case errors.Is(err, errTooLarge), errors.Is(err, errTooMany):
+		return refuse(api.KindFailed, "", "%s is too much for an image: %v", path, err)
 	case errors.Is(err, errNoArchive):
 		return refuse(api.KindUsage, kindsHint, "%s is no archive", path)
 	case errors.Is(err, errNothing):

@@ -14,6 +14,7 @@ type layerDisk struct {
 	path    string
 	extents []extent
 	plain   int64 // bytes of all layers
+	entries int64 // of all layers
 }
 
 // extent is where a layer stands.
@@ -37,10 +38,12 @@ func spool(ctx context.Context, s *Source, path string, progress progressFunc) (
 	m := &meter{progress: progress, step: "check layers", total: s.stored()}
 	var offset int64
 	for i, l := range s.Layers {
-		n, err := spoolLayer(ctx, f, offset, l, maxBytes-d.plain, m)
+		count := &entryCounter{most: maxEntries - d.entries}
+		n, err := spoolLayer(ctx, io.MultiWriter(io.NewOffsetWriter(f, offset), count), l, maxBytes-d.plain, m)
 		if err != nil {
 			return nil, ofLayers(i, len(s.Layers), err)
 		}
+		d.entries += count.entries
 		d.extents = append(d.extents, extent{offset: offset, size: n, before: d.plain, whiteouts: l.Whiteouts})
 		d.plain += n
 		offset = (offset + n + diskBlock - 1) / diskBlock * diskBlock
@@ -52,13 +55,13 @@ func spool(ctx context.Context, s *Source, path string, progress progressFunc) (
 	return d, f.Close()
 }
 
-func spoolLayer(ctx context.Context, f *os.File, offset int64, l Layer, limit int64, m *meter) (int64, error) {
+func spoolLayer(ctx context.Context, w io.Writer, l Layer, limit int64, m *meter) (int64, error) {
 	r, err := l.Open(limit, m)
 	if err != nil {
 		return 0, err
 	}
 	defer r.Close()
-	n, err := io.CopyBuffer(io.NewOffsetWriter(f, offset), struct{ io.Reader }{ending{ctx, r}}, make([]byte, 1<<20))
+	n, err := io.CopyBuffer(w, struct{ io.Reader }{ending{ctx, r}}, make([]byte, 1<<20))
 	if errors.Is(err, context.Canceled) {
 		err = context.Cause(ctx)
 	}

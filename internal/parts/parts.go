@@ -107,7 +107,8 @@ type Store struct {
 	mu   sync.Mutex // held while a copy is checked or made
 }
 
-// NewStore keeps copies of set below root. note is told what a user should know.
+// NewStore keeps copies of set below root. note is told what a user should know; it may
+// be called concurrently.
 func NewStore(set *Set, root string, note func(string)) *Store {
 	return &Store{set: set, root: root, note: note}
 }
@@ -159,7 +160,7 @@ func (s *Store) current(role string) (string, error) {
 	return s.ensure(p)
 }
 
-func notCarried(role string) error { return fmt.Errorf("this doz does not carry a part for %s", role) }
+func notCarried(role string) error { return fmt.Errorf("this doz carries no %s", role) }
 
 // ensure gives the path of a whole copy of the part.
 func (s *Store) ensure(p Part) (string, error) {

@@ -1,21 +1,14 @@
-// Package qemu is the engine that runs machines in QEMU, one process each.
-//
-// A machine's process has the machine's folder (vm.Config.Dir) as its working
-// directory and answers on three sockets there, which outlive the process that
-// started it. The package must not know of sandboxes, stores or policy.
+//go:build linux
+
 package qemu
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,18 +17,9 @@ import (
 	"dozable.com/doz/internal/vm"
 )
 
-// Sockets in a machine's folder.
-const (
-	monitorSocket = "monitor.sock"
-	consoleSocket = "console.sock"
-	guestSocket   = "guest.sock"
-)
-
-var sockets = []string{monitorSocket, consoleSocket, guestSocket}
-
 // Options of the engine.
 type Options struct {
-	StateDir string // existing folder in which the engine remembers this computer
+	StateDir string // existing folder in which the engine remembers this computer; "" remembers nothing
 	Binary   string // "" finds QEMU on PATH
 	Kernel   string // an ordinary kernel, to try hardware virtualization with
 }
@@ -43,176 +27,279 @@ type Options struct {
 // Engine implements vm.Engine.
 type Engine struct {
 	options Options
-	mu      sync.Mutex
+	probing sync.Mutex // guards probed, and lets one probe run at a time
 	probed  *probed
+
+	mu   sync.Mutex // guards what follows
+	held map[string]*machine
 }
 
 // New gives the engine; it does nothing yet.
-func New(o Options) *Engine { return &Engine{options: o} }
+func New(o Options) *Engine { return &Engine{options: o, held: map[string]*machine{}} }
+
+// hold notes who has the machine of a folder, until it ends, and makes whoever had it
+// before let go: QEMU answers one at a time.
+func (e *Engine) hold(m *machine) {
+	e.mu.Lock()
+	before := e.held[m.config.Dir]
+	e.held[m.config.Dir] = m
+	e.mu.Unlock()
+	if before != nil {
+		before.Detach()
+	}
+	go func() {
+		<-m.gone
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.held[m.config.Dir] == m {
+			delete(e.held, m.config.Dir)
+		}
+	}()
+}
+
+const (
+	startDeadline = 20 * time.Second // from the process's start until its processors run
+	adoptDeadline = time.Second      // for a machine to answer one that wants to adopt it
+)
 
 // Start implements vm.Engine.
 func (e *Engine) Start(ctx context.Context, c vm.Config) (vm.Machine, error) {
+	m, err := e.start(ctx, c)
+	if err != nil {
+		return nil, fmt.Errorf("cannot start the machine: %w", err)
+	}
+	return m, nil
+}
+
+func (e *Engine) start(ctx context.Context, c vm.Config) (_ *machine, err error) {
+	ctx, cancel := context.WithTimeout(ctx, startDeadline)
+	defer cancel()
 	p, err := e.probe(ctx)
 	if err != nil {
 		return nil, err
 	}
-	files, err := listenAll(c.Dir)
+	if c, err = checked(c); err != nil {
+		return nil, err
+	}
+	if running, err := findProcess(c.Dir); err != nil {
+		return nil, err
+	} else if running != nil {
+		running.close()
+		return nil, fmt.Errorf("process %d already runs it", running.pid)
+	}
+	undo, err := freshMemory(c)
 	if err != nil {
-		return nil, fmt.Errorf("cannot start a machine: %w", err)
+		return nil, err
 	}
-	cmd := exec.Command(p.Binary, e.arguments(c, p.Features, p.TSCKHz)...)
-	cmd.Dir, cmd.ExtraFiles = c.Dir, files
-	// Its own session: what ends this process or its terminal does not end it.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	words := &lastWords{}
-	cmd.Stderr = words
-	err = cmd.Start()
-	for _, f := range files {
-		f.Close()
-	}
-	if err != nil {
-		removeSockets(c.Dir)
-		return nil, fmt.Errorf("cannot start QEMU: %w", err)
-	}
-	m := newMachine(c, cmd.Process.Pid)
-	go func() {
-		err := cmd.Wait()
-		m.exited(err, words.String())
+	defer func() {
+		if err != nil {
+			undo()
+		}
 	}()
-	if err := m.begin(ctx); err != nil {
+	console, err := openConsole(c, true)
+	if err != nil {
+		return nil, err
+	}
+	m, words, err := e.launch(p, c)
+	if err != nil {
+		console.close()
+		return nil, err
+	}
+	if err := m.begin(ctx, console); err != nil {
+		console.close()
 		m.Kill()
-		if text := words.String(); text != "" {
-			err = fmt.Errorf("QEMU: %s", text)
+		if text := words.String(); text != "" && !errors.Is(ctx.Err(), context.Canceled) {
+			return nil, fmt.Errorf("QEMU says: %s", text)
 		}
 		return nil, err
 	}
 	return m, nil
 }
 
-// begin connects to a machine that was started stopped, and lets it run.
-func (m *machine) begin(ctx context.Context) error {
-	if err := m.connect(ctx); err != nil {
+// launch starts the machine's process, its processors stopped.
+func (e *Engine) launch(p *probed, c vm.Config) (*machine, *lastWords, error) {
+	files, err := listenAll(c.Dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer closeAll(files)
+	words := &lastWords{}
+	cmd := exec.Command(p.Binary, p.arguments(c)...)
+	cmd.Dir, cmd.ExtraFiles = c.Dir, files
+	// QEMU ignores SIGPIPE, so that it does not end when this process does.
+	cmd.Stderr = words
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
+	// Its own session: what ends this process or its terminal does not end it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		removeSockets(c.Dir)
+		return nil, nil, err
+	}
+	// It is our child and not reaped yet, so the number is still its own.
+	proc, err := openProcess(cmd.Process.Pid)
+	if err != nil {
+		cmd.Process.Kill()
+		cmd.Wait()
+		removeSockets(c.Dir)
+		return nil, nil, err
+	}
+	m := newMachine(c, proc)
+	e.hold(m)
+	go func() {
+		err := cmd.Wait()
+		m.ended(err, words.String())
+	}()
+	return m, words, nil
+}
+
+// begin connects to a machine that was started stopped, and lets it run. The guest
+// channel is connected before the guest can write to it.
+func (m *machine) begin(ctx context.Context, console *consoleFile) error {
+	if err := m.connect(ctx, console); err != nil {
 		return err
 	}
-	return m.monitor.run(ctx, "cont", nil, nil)
+	conn, err := dialSocket(ctx, m.config.Dir, guestSocket)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.guest, m.guestUnused = conn, true
+	m.mu.Unlock()
+	return m.Resume(ctx)
 }
 
 // Adopt implements vm.Engine.
 func (e *Engine) Adopt(ctx context.Context, c vm.Config) (vm.Machine, error) {
-	pid := findProcess(c.Dir)
-	if pid == 0 {
+	dir, err := filepath.Abs(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	c.Dir = dir
+	proc, err := findProcess(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if proc == nil {
 		removeSockets(c.Dir)
 		return nil, vm.ErrNoMachine
 	}
-	m := newMachine(c, pid)
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	console, err := openConsole(c, false)
+	if err != nil {
+		proc.close()
+		return nil, err
+	}
+	m := newMachine(c, proc)
+	e.hold(m)
+	go func() {
+		proc.wait(-1)
+		m.ended(nil, "")
+	}()
+	ctx, cancel := context.WithTimeout(ctx, adoptDeadline)
 	defer cancel()
-	if err := m.connect(ctx); err != nil {
+	if err := m.takeUp(ctx, console); err != nil {
+		console.close()
+		m.Detach()
+		if errors.Is(err, vm.ErrEnded) && proc.wait(0) {
+			removeSockets(c.Dir)
+			return nil, vm.ErrNoMachine
+		}
 		return nil, vm.ErrUnresponsive
 	}
-	// A host that died between starting a machine and letting it run left it so.
+	return m, nil
+}
+
+// takeUp connects to a machine that another process started.
+func (m *machine) takeUp(ctx context.Context, console *consoleFile) error {
+	if err := m.connect(ctx, console); err != nil {
+		return err
+	}
 	var status struct{ Status string }
 	if err := m.monitor.run(ctx, "query-status", nil, &status); err != nil {
-		return nil, vm.ErrUnresponsive
+		return err
 	}
 	if status.Status == "prelaunch" {
-		if err := m.monitor.run(ctx, "cont", nil, nil); err != nil {
-			return nil, err
-		}
+		// Whoever started it ended before it let it run.
+		return m.Resume(ctx)
 	}
-	go m.watch()
-	return m, nil
+	return nil
 }
 
 // KillLeftover implements vm.Engine.
 func (e *Engine) KillLeftover(dir string) error {
-	pid := findProcess(dir)
-	if pid == 0 {
+	proc, err := findProcess(dir)
+	if err != nil {
+		return err
+	}
+	if proc == nil {
+		removeSockets(dir)
 		return vm.ErrNoMachine
 	}
-	for deadline := time.Now().Add(5 * time.Second); findProcess(dir) == pid; {
-		syscall.Kill(pid, syscall.SIGKILL)
-		if time.Now().After(deadline) {
-			return fmt.Errorf("process %d cannot be ended", pid)
-		}
-		time.Sleep(5 * time.Millisecond)
+	defer proc.close()
+	if err := proc.kill(); err != nil {
+		return fmt.Errorf("cannot end process %d: %w", proc.pid, err)
+	}
+	if !proc.wait(killDeadline) {
+		return fmt.Errorf("cannot end process %d: it is still there after %s", proc.pid, killDeadline)
 	}
 	removeSockets(dir)
 	return nil
 }
 
-// findProcess finds the live process whose machine dir is: the QEMU that works
-// there. A recorded process number would not do: numbers are reused.
-func findProcess(dir string) int {
-	want, err := filepath.EvalSymlinks(dir)
+const maxDisks = 16
+
+// checked is c with absolute paths, or why it makes no machine.
+func checked(c vm.Config) (vm.Config, error) {
+	switch {
+	case c.CPUs < 1 || c.CPUs > 64:
+		return c, fmt.Errorf("it may have 1 to 64 processors, not %d", c.CPUs)
+	case c.MemoryMiB < 256 || c.MemoryMiB > 256<<10:
+		return c, fmt.Errorf("it may have 256 MiB to 256 GiB of memory, not %d MiB", c.MemoryMiB)
+	case c.MemoryFile == "" || c.Kernel == "" || c.Initrd == "":
+		return c, errors.New("it needs a memory file, a kernel and an initramfs")
+	case len(c.Disks) > maxDisks:
+		return c, fmt.Errorf("it may have %d disks, not %d", maxDisks, len(c.Disks))
+	case c.MachineType != "" && !machineTypeText.MatchString(c.MachineType):
+		return c, fmt.Errorf("%q is no type of machine", c.MachineType)
+	case c.Audio:
+		return c, errors.New("it cannot have sound yet")
+	}
+	c.Disks = append([]vm.Disk(nil), c.Disks...)
+	paths := []*string{&c.Dir, &c.MemoryFile, &c.Kernel, &c.Initrd}
+	for i := range c.Disks {
+		if paths = append(paths, &c.Disks[i].Path); c.Disks[i].Base != "" {
+			paths = append(paths, &c.Disks[i].Base)
+		}
+	}
+	for _, p := range paths {
+		// QEMU works in the machine's folder, not in this process's.
+		abs, err := filepath.Abs(*p)
+		if err != nil {
+			return c, err
+		}
+		*p = abs
+	}
+	return c, nil
+}
+
+// freshMemory makes the memory file: all zeroes, without a block on disk. undo
+// removes it if it was not there before.
+func freshMemory(c vm.Config) (undo func(), err error) {
+	_, before := os.Lstat(c.MemoryFile)
+	f, err := os.OpenFile(c.MemoryFile, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return 0
+		return nil, fmt.Errorf("its memory file cannot be made: %w", err)
 	}
-	links, _ := filepath.Glob("/proc/[0-9]*/cwd")
-	for _, link := range links {
-		if cwd, err := os.Readlink(link); err != nil || cwd != want {
-			continue
-		}
-		proc := filepath.Dir(link)
-		line, _ := os.ReadFile(proc + "/cmdline")
-		stat, _ := os.ReadFile(proc + "/stat")
-		_, state, _ := bytes.Cut(stat, []byte(") "))
-		if bytes.Contains(line, []byte("-name\x00doz ")) && !bytes.HasPrefix(state, []byte("Z")) {
-			var pid int
-			fmt.Sscan(filepath.Base(proc), &pid)
-			return pid
+	defer f.Close()
+	undo = func() {
+		if before != nil {
+			os.Remove(c.MemoryFile)
 		}
 	}
-	return 0
-}
-
-// listenAll opens a machine's sockets, for its process to inherit: whoever connects
-// from then on waits for the process rather than misses it.
-func listenAll(dir string) (files []*os.File, err error) {
-	removeSockets(dir)
-	defer func() {
-		if err != nil {
-			for _, f := range files {
-				f.Close()
-			}
-			removeSockets(dir)
-		}
-	}()
-	for _, name := range sockets {
-		path, done, err := shortPath(dir, name)
-		if err != nil {
-			return files, err
-		}
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-		done()
-		if err != nil {
-			return files, err
-		}
-		l.SetUnlinkOnClose(false)
-		f, err := l.File()
-		l.Close()
-		if err != nil {
-			return files, err
-		}
-		files = append(files, f)
+	if err := f.Truncate(int64(c.MemoryMiB) << 20); err != nil {
+		undo()
+		return nil, fmt.Errorf("its memory file cannot be made: %w", err)
 	}
-	return files, nil
-}
-
-// shortPath names a socket through an open descriptor of its folder, because a
-// socket's address has room for a path of 107 bytes only.
-func shortPath(dir, name string) (path string, done func(), err error) {
-	d, err := os.Open(dir)
-	if err != nil {
-		return "", nil, err
-	}
-	return fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name), func() { d.Close() }, nil
-}
-
-func removeSockets(dir string) {
-	for _, name := range sockets {
-		os.Remove(filepath.Join(dir, name))
-	}
+	return undo, nil
 }
 
 // lastWords keeps the end of what a process says.
@@ -227,43 +314,20 @@ func (w *lastWords) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.text = append(w.text, b...)
-	if len(w.text) > maxWords {
-		w.text = w.text[len(w.text)-maxWords:]
+	if extra := len(w.text) - maxWords; extra > 0 {
+		w.text = append(w.text[:0], w.text[extra:]...)
 	}
 	return len(b), nil
 }
 
-// String is the last line.
+// String is the last line, without the program's name before it.
 func (w *lastWords) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	lines := strings.Split(strings.TrimSpace(string(w.text)), "\n")
 	line := lines[len(lines)-1]
-	if _, rest, found := strings.Cut(line, "qemu-system-"); found {
-		if _, rest, found = strings.Cut(rest, ": "); found {
-			line = rest
-		}
+	if program, rest, found := strings.Cut(line, ": "); found && strings.HasPrefix(filepath.Base(program), "qemu-system-") {
+		line = rest
 	}
 	return line
-}
-
-// arch is this computer's, as the kernels are named.
-func arch() string {
-	if runtime.GOARCH == "arm64" {
-		return "arm64"
-	}
-	return "x86_64"
-}
-
-var errNoBinary = errors.New("QEMU is not installed")
-
-// shutdownEvent is the data of QEMU's SHUTDOWN event.
-type shutdownEvent struct {
-	Guest  bool   `json:"guest"`
-	Reason string `json:"reason"`
-}
-
-func decode[T any](data json.RawMessage) (v T) {
-	json.Unmarshal(data, &v)
-	return v
 }

@@ -1,15 +1,14 @@
+//go:build linux
+
 package qemu
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -22,92 +21,94 @@ import (
 // machine implements vm.Machine.
 type machine struct {
 	config  vm.Config
-	pid     int
-	monitor *qmp
+	process *process
 
-	mu       sync.Mutex
-	guest    net.Conn // the guest channel that was dialled last
-	shutdown *shutdownEvent
-	waiters  []chan vm.Exit
-	exit     *vm.Exit
-	gone     chan struct{} // closed when the process has ended
+	monitor *qmp          // set by connect, before the machine is handed out
+	console net.Conn      // likewise
+	drained chan struct{} // closed when nothing more comes from the console
+
+	mu          sync.Mutex // guards what follows
+	guest       net.Conn   // the guest channel that was dialled last
+	guestUnused bool       // nobody has been given guest yet
+	detached    bool       // the folder is no longer ours
+	shutdown    *shutdownEvent
+	waiters     []chan vm.Exit
+	exit        *vm.Exit
+	gone        chan struct{} // closed when the process has ended
 }
 
-func newMachine(c vm.Config, pid int) *machine {
-	return &machine{config: c, pid: pid, gone: make(chan struct{})}
+func newMachine(c vm.Config, p *process) *machine {
+	return &machine{config: c, process: p, gone: make(chan struct{})}
 }
 
-// connect opens monitor and console.
-func (m *machine) connect(ctx context.Context) error {
-	conn, err := m.dial(ctx, monitorSocket)
+// connect opens monitor and console. The console's file is the machine's from then
+// on, unless it fails.
+func (m *machine) connect(ctx context.Context, file *consoleFile) error {
+	conn, err := dialSocket(ctx, m.config.Dir, monitorSocket)
 	if err != nil {
 		return err
 	}
-	if m.monitor, err = greet(ctx, conn, m.event); err != nil {
-		return err
-	}
-	console, err := m.dial(ctx, consoleSocket)
+	monitor, err := greet(ctx, conn, m.event)
 	if err != nil {
 		return err
 	}
-	go keepConsole(console, m.config.ConsoleFile, m.config.ConsoleLimit)
+	console, err := dialSocket(ctx, m.config.Dir, consoleSocket)
+	if err != nil {
+		monitor.close()
+		return err
+	}
+	m.mu.Lock()
+	m.monitor, m.console, m.drained = monitor, console, make(chan struct{})
+	m.mu.Unlock()
+	go func() {
+		defer close(m.drained)
+		file.drain(console)
+	}()
 	return nil
 }
 
-// dial connects to one of the machine's sockets.
-func (m *machine) dial(ctx context.Context, name string) (net.Conn, error) {
-	path, done, err := shortPath(m.config.Dir, name)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, vm.ErrEnded
-	}
-	return conn, nil
+// shutdownEvent is the data of QEMU's SHUTDOWN event.
+type shutdownEvent struct {
+	Guest  bool   `json:"guest"`
+	Reason string `json:"reason"`
 }
 
 // event takes in what QEMU tells by itself.
 func (m *machine) event(name string, data json.RawMessage) {
-	if name == "SHUTDOWN" {
-		e := decode[shutdownEvent](data)
-		m.mu.Lock()
-		m.shutdown = &e
-		m.mu.Unlock()
+	var e shutdownEvent
+	if name != "SHUTDOWN" || json.Unmarshal(data, &e) != nil {
+		return
 	}
-}
-
-// watch waits for the end of a process that is not our child.
-func (m *machine) watch() {
-	fd, err := unix.PidfdOpen(m.pid, 0)
-	if err == nil {
-		defer unix.Close(fd)
-		for {
-			_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
-			if !errors.Is(err, unix.EINTR) {
-				break
-			}
-		}
-	}
-	m.exited(nil, "")
-}
-
-// exited records the end of the process and tells everybody who waits.
-func (m *machine) exited(err error, words string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.shutdown = &e
+}
+
+// ended records the end of the process and tells everybody who waits. err and words
+// are those of a process that was our child.
+func (m *machine) ended(err error, words string) {
+	m.mu.Lock()
+	monitor, drained := m.monitor, m.drained
+	m.mu.Unlock()
+	if monitor != nil {
+		// The last event and the last words may still be under way.
+		<-monitor.done
+		<-drained
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.detached {
+		removeSockets(m.config.Dir)
+	}
 	m.exit = &vm.Exit{At: time.Now()}
 	switch s := m.shutdown; {
 	case s != nil && s.Reason == "guest-shutdown":
 		m.exit.Clean = true
 	case s != nil && s.Guest:
-		m.exit.Text = "the guest's kernel stopped or restarted"
+		m.exit.Text = "the guest's kernel crashed or restarted"
 	default:
 		m.exit.Text = exitText(err, words)
 	}
-	removeSockets(m.config.Dir)
 	for _, ch := range m.waiters {
 		ch <- *m.exit
 		close(ch)
@@ -116,25 +117,23 @@ func (m *machine) exited(err error, words string) {
 	if m.guest != nil {
 		m.guest.Close()
 	}
-	if m.monitor != nil {
-		m.monitor.close()
-	}
+	m.process.close()
 	close(m.gone)
 }
 
 // exitText is one clause on how a process ended.
 func exitText(err error, words string) string {
 	var failed *exec.ExitError
-	if errors.As(err, &failed) {
-		if status, ok := failed.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-			return fmt.Sprintf("its process was ended by signal %d (%s)", status.Signal(), unix.SignalName(status.Signal()))
-		}
-		if words != "" {
-			return "QEMU: " + words
-		}
-		return failed.Error()
+	if !errors.As(err, &failed) {
+		return "its process ended"
 	}
-	return "its process ended"
+	if status, ok := failed.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return fmt.Sprintf("its process was ended by signal %d (%s)", status.Signal(), unix.SignalName(status.Signal()))
+	}
+	if words != "" {
+		return "QEMU says: " + words
+	}
+	return "its process ended with " + failed.Error()
 }
 
 func (m *machine) Pause(ctx context.Context) error  { return m.monitor.run(ctx, "stop", nil, nil) }
@@ -152,35 +151,59 @@ func (m *machine) DialGuest(ctx context.Context) (net.Conn, error) {
 	if m.exit != nil {
 		return nil, vm.ErrEnded
 	}
+	if m.guestUnused {
+		m.guestUnused = false
+		return m.guest, nil
+	}
 	if m.guest != nil {
 		m.guest.Close()
+		m.guest = nil
 	}
-	conn, err := m.dial(ctx, guestSocket)
+	conn, err := dialSocket(ctx, m.config.Dir, guestSocket)
+	if err != nil {
+		return nil, err
+	}
 	m.guest = conn
-	return conn, err
+	return conn, nil
 }
 
-// killWait is how long a killed process may take to go: a process in the middle of
+// killDeadline is how long a killed process may take to go: one in the middle of
 // writing to a slow disk is not gone at once.
-const killWait = 10 * time.Second
+const killDeadline = 10 * time.Second
 
 func (m *machine) Kill() error {
-	fd, err := unix.PidfdOpen(m.pid, 0)
-	if err == nil {
-		// Between opening and now the process cannot have become another one
-		// unless it was gone before, which m.gone then says.
-		select {
-		case <-m.gone:
-		default:
-			unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-		}
-		unix.Close(fd)
+	m.mu.Lock()
+	var err error
+	if m.exit == nil { // the descriptor is closed after that
+		err = m.process.kill()
+	}
+	m.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("cannot end process %d: %w", m.process.pid, err)
 	}
 	select {
 	case <-m.gone:
 		return nil
-	case <-time.After(killWait):
-		return fmt.Errorf("its process %d cannot be ended", m.pid)
+	case <-time.After(killDeadline):
+		return fmt.Errorf("cannot end process %d: it is still there after %s", m.process.pid, killDeadline)
+	}
+}
+
+// Detach lets go of the machine, as the end of this process would: it runs on, and
+// can be adopted.
+func (m *machine) Detach() {
+	m.mu.Lock()
+	m.detached = true
+	monitor, console, guest := m.monitor, m.console, m.guest
+	m.mu.Unlock()
+	if console != nil {
+		console.Close()
+	}
+	if guest != nil {
+		guest.Close()
+	}
+	if monitor != nil {
+		monitor.close()
 	}
 }
 
@@ -197,63 +220,21 @@ func (m *machine) Wait() <-chan vm.Exit {
 	return ch
 }
 
-func (m *machine) PID() int { return m.pid }
-
-// ticksPerSecond is the unit of processor time in /proc, the same on every Linux
-// that doz knows.
-const ticksPerSecond = 100
+func (m *machine) PID() int { return m.process.pid }
 
 func (m *machine) Usage() (vm.Usage, error) {
-	var u vm.Usage
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.exit != nil {
+		return vm.Usage{}, vm.ErrEnded
+	}
 	var st unix.Stat_t
 	if err := unix.Stat(m.config.MemoryFile, &st); err != nil {
-		return u, fmt.Errorf("cannot measure the machine's memory: %w", err)
+		return vm.Usage{}, fmt.Errorf("cannot measure the machine's memory: %w", err)
 	}
-	u.MemoryBytes = st.Blocks * 512
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", m.pid))
+	cpu, err := m.process.cpuTime()
 	if err != nil {
-		return u, vm.ErrEnded
+		return vm.Usage{}, fmt.Errorf("cannot measure the machine's processor time: %w", err)
 	}
-	// The fields after the name, which may hold anything but ends with the last ")".
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	var user, system int64
-	if len(fields) > 12 {
-		fmt.Sscan(fields[11], &user)
-		fmt.Sscan(fields[12], &system)
-	}
-	u.CPU = time.Duration(user+system) * time.Second / ticksPerSecond
-	return u, nil
-}
-
-// keepConsole copies what the guest prints to a file, as much as it may have, and
-// goes on reading when that is full, so that the guest never waits for it.
-func keepConsole(conn net.Conn, file string, limit int64) {
-	defer conn.Close()
-	var out *os.File
-	var size int64
-	if file != "" {
-		f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-		if err == nil {
-			defer f.Close()
-			out = f
-			if info, err := f.Stat(); err == nil {
-				size = info.Size()
-			}
-		}
-	}
-	buf := make([]byte, 16<<10)
-	for {
-		n, err := conn.Read(buf)
-		if out != nil && n > 0 {
-			keep := min(int64(n), max(0, limit-size))
-			out.Write(buf[:keep])
-			if size += keep; keep < int64(n) {
-				fmt.Fprintf(out, "\n[doz: the guest printed more than %d bytes; the rest was dropped]\n", limit)
-				out = nil
-			}
-		}
-		if err != nil {
-			return
-		}
-	}
+	return vm.Usage{MemoryBytes: st.Blocks * 512, CPU: cpu}, nil
 }

@@ -1,3 +1,5 @@
+//go:build linux
+
 package qemu
 
 import (
@@ -16,17 +18,26 @@ const (
 	cluster     = 1 << clusterBits
 	// One L2 table covers this much of the disk.
 	l2Covers = cluster / 8 * cluster
+	sector   = 512
+	maxDisk  = 64 << 40
 )
 
 // CreateDisk implements vm.Engine.
 func (e *Engine) CreateDisk(_ context.Context, path, base string, size int64) (err error) {
 	if base != "" {
+		if base, err = filepath.Abs(base); err != nil {
+			return err
+		}
 		info, err := os.Stat(base)
 		if err != nil {
 			return fmt.Errorf("cannot read the disk under %s: %w", filepath.Base(path), err)
 		}
 		size = max(size, info.Size())
 	}
+	if size <= 0 || size > maxDisk {
+		return fmt.Errorf("cannot make disk %s: its size must be between 1 byte and 64 TiB, not %d bytes", filepath.Base(path), size)
+	}
+	size = (size + sector - 1) / sector * sector
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("cannot make disk %s: %w", filepath.Base(path), err)

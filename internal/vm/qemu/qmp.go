@@ -1,3 +1,5 @@
+//go:build linux
+
 package qemu
 
 import (
@@ -8,7 +10,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"dozable.com/doz/internal/vm"
@@ -26,7 +30,8 @@ type qmp struct {
 	mu      sync.Mutex
 	next    int
 	waiting map[int]chan reply
-	err     error // why the connection ended
+	err     error         // why the connection ended
+	done    chan struct{} // closed when it has; every event has been told then
 }
 
 type reply struct {
@@ -49,15 +54,18 @@ type message struct {
 // greet reads the monitor's greeting and leaves negotiation. It gives
 // vm.ErrUnresponsive when none comes until ctx is done. It owns conn.
 func greet(ctx context.Context, conn net.Conn, event func(string, json.RawMessage)) (*qmp, error) {
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	q := &qmp{conn: conn, event: event, waiting: map[int]chan reply{}}
+	stop := context.AfterFunc(ctx, func() { conn.SetReadDeadline(time.Unix(1, 0)) })
+	q := &qmp{conn: conn, event: event, waiting: map[int]chan reply{}, done: make(chan struct{})}
 	r := bufio.NewReaderSize(conn, 64<<10)
 	m, err := readMessage(r)
-	if err != nil || m.QMP == nil {
+	stopped := stop() // after that no deadline is set any more
+	if err != nil || m.QMP == nil || !stopped {
 		conn.Close()
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return nil, vm.ErrUnresponsive
+		case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+			return nil, vm.ErrEnded
 		}
 		return nil, errors.Join(errors.New("the machine's monitor does not greet"), err)
 	}
@@ -121,9 +129,11 @@ func (q *qmp) read(r *bufio.Reader) {
 
 // fail ends every command under way.
 func (q *qmp) fail(err error) {
-	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
+	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
 		err = vm.ErrEnded
 	}
+	q.conn.Close()
+	defer close(q.done)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.err = err
@@ -133,10 +143,22 @@ func (q *qmp) fail(err error) {
 	}
 }
 
-func (q *qmp) close() { q.conn.Close() }
+// close ends the connection; no event is told after it.
+func (q *qmp) close() {
+	q.conn.Close()
+	<-q.done
+}
+
+// commandDeadline is for commands whose context sets nothing shorter. None of those
+// used here takes more than milliseconds.
+const commandDeadline = 5 * time.Second
 
 // run runs a command; its result is put into result when that is not nil.
+// vm.ErrEnded when the connection has ended, vm.ErrUnresponsive when no answer comes
+// in time.
 func (q *qmp) run(ctx context.Context, command string, args, result any) error {
+	ctx, cancel := context.WithTimeout(ctx, commandDeadline)
+	defer cancel()
 	done := make(chan reply, 1)
 	q.mu.Lock()
 	if q.err != nil {
@@ -155,11 +177,17 @@ func (q *qmp) run(ctx context.Context, command string, args, result any) error {
 		return err
 	}
 	q.waiting[id] = done
-	q.conn.SetWriteDeadline(time.Now().Add(5 * time.Second))
-	_, err = q.conn.Write(append(line, '\n'))
+	deadline, _ := ctx.Deadline()
+	q.conn.SetWriteDeadline(deadline)
+	if _, err = q.conn.Write(append(line, '\n')); err != nil {
+		delete(q.waiting, id)
+	}
 	q.mu.Unlock()
-	if err != nil {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return vm.ErrUnresponsive
+	}
+	if err != nil {
+		return vm.ErrEnded
 	}
 	select {
 	case r := <-done:
