@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -78,6 +79,11 @@ func (m *machine) mountRoot(params map[string]string) error {
 	}
 	err := m.mountDisk(params["doz.root"])
 	tools.Wait()
+	if errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EBADMSG) {
+		if err = m.mend(params["doz.root"]); err == nil {
+			err = m.mountDisk(params["doz.root"])
+		}
+	}
 	if err == nil && m.device != "" {
 		err = switchRoot(newRoot)
 	}
@@ -122,6 +128,23 @@ func (m *machine) mountDisk(name string) error {
 	}
 	m.device = device
 	m.steps.done("disk", "")
+	return nil
+}
+
+// mend has e2fsck mend a disk whose file system the kernel refuses. What a power cut
+// leaves the journal mends as it is mounted; this is for what the journal does not
+// know of, as when the file system was being grown.
+func (m *machine) mend(name string) error {
+	program := toolsDir + "/bin/e2fsck"
+	_, done, err := m.reaper.start(program, []string{program, "-f", "-y", "/dev/" + name}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
+	if err != nil {
+		return fmt.Errorf("the root disk is damaged and cannot be checked: %w", err)
+	}
+	// 1 and 2 are its codes for a file system that was damaged and no longer is.
+	if status := <-done; !status.Exited() || status.ExitStatus() > 2 {
+		return errors.New("the root disk is damaged beyond what e2fsck can mend")
+	}
+	m.steps.done("mend", "the root disk was damaged; e2fsck mended it")
 	return nil
 }
 

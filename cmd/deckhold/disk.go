@@ -47,7 +47,7 @@ func growExt4(device, mountpoint string) error {
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), ext4ResizeFS, uintptr(unsafe.Pointer(&want))); errno != 0 {
 		return errno
 	}
-	return nil
+	return unix.Syncfs(int(dir.Fd()))
 }
 
 // mkroot makes an empty file system on a device and mounts it.

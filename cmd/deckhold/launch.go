@@ -79,6 +79,7 @@ func (p *program) connect(stdin bool) (theirs []*os.File, err error) {
 		if err != nil {
 			return nil, err
 		}
+		unix.FcntlInt(uintptr(fdOf(ours)), unix.F_SETPIPE_SZ, pipeSize)
 		p.stdin, theirs = ours, append(theirs, its)
 	} else {
 		null, err := os.Open(os.DevNull)
@@ -122,7 +123,7 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// pipe makes a roomy pipe. The program's end blocks, as programs expect; ours does
+// pipe makes a pipe. The program's end blocks, as programs expect; ours does
 // not, so that deadlines work on it.
 func pipe(weWrite bool) (ours, theirs *os.File, err error) {
 	var fds [2]int
@@ -133,7 +134,6 @@ func pipe(weWrite bool) (ours, theirs *os.File, err error) {
 	if weWrite {
 		mine, its = its, mine
 	}
-	unix.FcntlInt(uintptr(mine), unix.F_SETPIPE_SZ, pipeSize)
 	unix.SetNonblock(mine, true)
 	return os.NewFile(uintptr(mine), "pipe"), os.NewFile(uintptr(its), "pipe"), nil
 }

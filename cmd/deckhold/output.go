@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// pipeSize is what a program's output may run ahead of its reader.
+	// pipeSize is what a program that writes much may run ahead of its reader.
 	pipeSize = 1 << 20
 	// smallRead is what is read of a pipe at first. Most outputs end within it.
 	smallRead = 16 << 10
@@ -26,6 +26,7 @@ type output struct {
 	typ     byte
 	pipe    *os.File
 	fd      int           // pipe's
+	roomy   bool          // the pipe has been made pipeSize large
 	over    atomic.Bool   // the program has ended, and its grace
 	drained chan struct{} // closed when what the client is to see has been sent
 }
@@ -74,6 +75,10 @@ func (o *output) send(p *program) {
 
 // sendBulk sends what the pipe holds as long as it holds much.
 func (o *output) sendBulk(p *program) error {
+	if !o.roomy {
+		o.roomy = true
+		unix.FcntlInt(uintptr(o.fd), unix.F_SETPIPE_SZ, pipeSize)
+	}
 	for !o.over.Load() {
 		n := min(unread(o.fd), guest.MaxFrame)
 		if n < bulkMin {

@@ -1,8 +1,7 @@
 package main
 
 import (
-	"os"
-	"os/signal"
+	"errors"
 	"sync"
 	"syscall"
 
@@ -12,20 +11,31 @@ import (
 // reaper waits for every child of PID 1: the programs started here, which somebody
 // waits for, and the orphans that fell to it, which nobody does.
 type reaper struct {
-	mu      sync.Mutex
+	started chan struct{} // there may be children again
+
+	mu      sync.Mutex // held while a program starts, and while a child is reaped
 	waiting map[int]chan syscall.WaitStatus
 }
 
 func startReaper() *reaper {
-	r := &reaper{waiting: map[int]chan syscall.WaitStatus{}}
-	children := make(chan os.Signal, 1)
-	signal.Notify(children, unix.SIGCHLD)
-	go func() {
-		for range children {
+	r := &reaper{waiting: map[int]chan syscall.WaitStatus{}, started: make(chan struct{}, 1)}
+	go r.run()
+	return r
+}
+
+// run waits in the kernel and not for SIGCHLD, which takes longer.
+func (r *reaper) run() {
+	for {
+		var info unix.Siginfo
+		// The child stays until the lock is held: it may have been started just now.
+		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil)
+		switch {
+		case errors.Is(err, unix.ECHILD):
+			<-r.started // without children there are no orphans either
+		case err == nil:
 			r.reap()
 		}
-	}()
-	return r
+	}
 }
 
 func (r *reaper) reap() {
@@ -58,5 +68,9 @@ func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (int,
 	}
 	done := make(chan syscall.WaitStatus, 1)
 	r.waiting[pid] = done
+	select {
+	case r.started <- struct{}{}:
+	default:
+	}
 	return pid, done, nil
 }

@@ -30,6 +30,9 @@ func (m *machine) opSetup(args json.RawMessage) (any, error) {
 	}
 	m.setup.Lock()
 	defer m.setup.Unlock()
+	if m.device != "" {
+		m.grow()
+	}
 	setClock(request.UnixNanos)
 	if request.Hostname != "" {
 		unix.Sethostname([]byte(request.Hostname))
@@ -39,9 +42,6 @@ func (m *machine) opSetup(args json.RawMessage) (any, error) {
 	m.setZone(request.TimeZone)
 	if current, _ := os.ReadFile("/etc/machine-id"); len(bytes.TrimSpace(current)) < 32 && request.MachineID != "" {
 		replaceFile("/etc/machine-id", []byte(request.MachineID+"\n"), 0o444)
-	}
-	if m.device != "" {
-		go m.grow()
 	}
 	m.steps.done("setup", "")
 	bootID, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -53,11 +53,10 @@ func (m *machine) opSetup(args json.RawMessage) (any, error) {
 	}, nil
 }
 
-// grow grows the root's file system to its disk. Programs run meanwhile: it takes
-// 0.1 s and more, and few need the room at once.
+// grow grows the root's file system to its disk, once in its life, and writes that
+// out before any program runs: ext4 journals only part of it, and a machine that is
+// killed in the middle leaves a disk that must be mended.
 func (m *machine) grow() {
-	m.setup.Lock()
-	defer m.setup.Unlock()
 	if err := growExt4(m.device, "/"); err != nil {
 		m.steps.done("grow", "the root file system could not be grown: "+err.Error())
 		fmt.Fprintln(os.Stderr, "deckhold: the root file system could not be grown:", err)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"dozable.com/doz/internal/guest"
@@ -24,9 +25,52 @@ type user struct {
 	home   string
 }
 
+// users remembers who was looked up: reading the two files takes as long as starting
+// a program.
+var users struct {
+	mu    sync.Mutex
+	files [2]fileState
+	known map[string]user
+}
+
+// fileState tells whether a file is the one it was.
+type fileState struct {
+	inode uint64
+	size  int64
+	time  syscall.Timespec
+}
+
+func stateOf(file string) (s fileState) {
+	var st syscall.Stat_t
+	if syscall.Stat(file, &st) == nil {
+		s = fileState{st.Ino, st.Size, st.Ctim}
+	}
+	return s
+}
+
+// usersKept is how many users are remembered.
+const usersKept = 64
+
 // lookupUser reads name, uid, or either with ":group". Numbers need no entry in
 // /etc/passwd, and neither does root.
 func lookupUser(spec string) (user, error) {
+	files := [2]fileState{stateOf("/etc/passwd"), stateOf("/etc/group")}
+	users.mu.Lock()
+	defer users.mu.Unlock()
+	if users.files != files || len(users.known) > usersKept {
+		users.files, users.known = files, map[string]user{}
+	}
+	if u, ok := users.known[spec]; ok {
+		return u, nil
+	}
+	u, err := readUser(spec)
+	if err == nil {
+		users.known[spec] = u
+	}
+	return u, err
+}
+
+func readUser(spec string) (user, error) {
 	name, group, hasGroup := strings.Cut(spec, ":")
 	u := user{name: "root", home: "/root"}
 	if name != "" && name != "root" && name != "0" {

@@ -81,7 +81,7 @@ func TestWhatOnlyLooksLikeASyncLine(t *testing.T) {
 		}
 	}
 	// A line that begins in what looked like another counts.
-	for _, prefix := range []string{"\n", marker, marker + nonceA, marker + nonceA[1:]} {
+	for _, prefix := range []string{"\n", marker, marker + nonceA + "a", marker + nonceA[1:]} {
 		if got := match([]byte(prefix + syncLine(nonceB))); len(got.nonces) != 1 || got.nonces[0] != nonceB {
 			t.Errorf("after %q: found %q", prefix, got.nonces)
 		}
