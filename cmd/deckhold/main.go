@@ -22,7 +22,7 @@ func main() {
 		os.Exit(job(os.Args[1:]))
 	}
 	// Memory is the guest's; a little more collecting costs less than 10 MiB.
-	debug.SetGCPercent(100)
+	debug.SetGCPercent(25)
 	run()
 }
 

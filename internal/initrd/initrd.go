@@ -54,7 +54,9 @@ func (a *archive) add(name string, mode, major, minor int, data []byte) {
 
 // write pads to four bytes.
 func (a *archive) write(b []byte) {
-	if a.err == nil {
-		_, a.err = a.w.Write(append(b, make([]byte, (4-len(b)%4)%4)...))
+	for _, part := range [][]byte{b, make([]byte, (4-len(b)%4)%4)} {
+		if a.err == nil {
+			_, a.err = a.w.Write(part)
+		}
 	}
 }

@@ -70,7 +70,7 @@ type applier struct {
 	sum      Summary
 	buf      []byte
 	dirTimes map[string]time.Time // folders' times are set last: filling them changes them
-	made     map[string]bool      // paths this layer made, which an opaque whiteout spares
+	made     map[string]bool      // paths this layer has, which its whiteouts spare
 }
 
 func (a *applier) count(h *tar.Header) error {
@@ -105,7 +105,7 @@ func (a *applier) entry(h *tar.Header, content io.Reader) error {
 		return err
 	}
 	if a.limits.Whiteouts {
-		a.made[name] = true
+		a.keep(name)
 	}
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeGNUSparse:
@@ -192,15 +192,39 @@ func setTime(name string, t time.Time) error {
 	return unix.UtimesNanoAt(unix.AT_FDCWD, name, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW)
 }
 
-// whiteout removes what lower layers have: one name, or all of a folder.
-func (a *applier) whiteout(dir, base string) error {
-	if base != ".wh..wh..opq" {
-		name := strings.TrimPrefix(base, ".wh.")
-		if name == "" || name == "." || name == ".." {
-			return errors.New("a whiteout names nothing")
-		}
-		return os.RemoveAll(path.Join(dir, name))
+// keep notes that this layer has name and the folders it is in.
+func (a *applier) keep(name string) {
+	for ; !a.made[name] && name != "/"; name = path.Dir(name) {
+		a.made[name] = true
 	}
+}
+
+// whiteout removes what lower layers have: one name, or all of a folder. What this
+// layer has stays, also when the whiteout comes after it (OCI image specification,
+// layer.md, Whiteouts).
+func (a *applier) whiteout(dir, base string) error {
+	if base == ".wh..wh..opq" {
+		return a.hideIn(dir)
+	}
+	name := strings.TrimPrefix(base, ".wh.")
+	if name == "" || name == "." || name == ".." {
+		return errors.New("a whiteout names nothing")
+	}
+	return a.hide(path.Join(dir, name))
+}
+
+// hide removes what lower layers have at name.
+func (a *applier) hide(name string) error {
+	if !a.made[name] {
+		return os.RemoveAll(name)
+	}
+	if info, err := os.Lstat(name); err != nil || !info.IsDir() {
+		return nil
+	}
+	return a.hideIn(name)
+}
+
+func (a *applier) hideIn(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -209,10 +233,8 @@ func (a *applier) whiteout(dir, base string) error {
 		return err
 	}
 	for _, e := range entries {
-		if child := path.Join(dir, e.Name()); !a.made[child] {
-			if err := os.RemoveAll(child); err != nil {
-				return err
-			}
+		if err := a.hide(path.Join(dir, e.Name())); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -70,7 +70,9 @@ func TestRefusals(t *testing.T) {
 		"a path that is too long": {func(t *testing.T, dir string) string { return filepath.Join(dir, strings.Repeat("x", 103)) }, "too long"},
 		"a file":                  {func(t *testing.T, dir string) string { return write(t, filepath.Join(dir, "file"), "") }, "not a folder"},
 		"below a file":            {func(t *testing.T, dir string) string { return write(t, filepath.Join(dir, "file"), "") + "/store" }, "not a directory"},
-		"another's folder":        {func(t *testing.T, dir string) string { return filepath.Dir(write(t, filepath.Join(dir, "thesis.tex"), "")) }, "other things (thesis.tex)"},
+		"another's folder": {func(t *testing.T, dir string) string {
+			return filepath.Dir(write(t, filepath.Join(dir, "thesis.tex"), ""))
+		}, "other things (thesis.tex)"},
 		"a newer store": {func(t *testing.T, dir string) string {
 			return filepath.Dir(write(t, filepath.Join(dir, "store.json"), `{"schema":2}`))
 		}, "a newer doz wrote it"},

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -355,6 +356,18 @@ func TestDamagedDisk(t *testing.T) {
 	}
 	if v := d.inspect(t, "disk"); v.Phase != api.Failed || v.Problem == "" {
 		t.Errorf("%+v", v)
+	}
+}
+
+// TestExampleClient runs the client of docs/protocol.md.
+func TestExampleClient(t *testing.T) {
+	d := shared
+	d.sandbox(t, "client")
+	d.ok(t, "start", "client")
+	cmd := exec.Command("python3", "../../docs/example_client.py", d.store, "client", "sh", "-c", "echo out; exit 4")
+	out, err := cmd.Output()
+	if code := cmd.ProcessState.ExitCode(); code != 4 || string(out) != "out\n" {
+		t.Errorf("exit code %d, %q, %v", code, out, err)
 	}
 }
 
