@@ -15,7 +15,7 @@ import (
 	"dozable.com/doz/internal/layer"
 )
 
-// ext4Resize is EXT4_IOC_RESIZE_FS: _IOW('f', 16, __u64).
+// ext4ResizeFS is EXT4_IOC_RESIZE_FS: _IOW('f', 16, __u64).
 const ext4ResizeFS = 0x40086610
 
 // growExt4 grows the mounted file system when its device is larger.
@@ -147,9 +147,25 @@ func seal(args []string) error {
 		}
 		os.Chmod(*mountpoint+"/"+dir, mode)
 	}
+	trim(*mountpoint)
 	unix.Sync()
 	if err := unix.Unmount(*mountpoint, 0); err != nil {
 		return fmt.Errorf("cannot unmount the image: %w", err)
 	}
 	return nil
+}
+
+// fitrim is FITRIM of linux/fs.h: _IOWR('X', 121, struct fstrim_range).
+const fitrim = 0xc0185879
+
+// trim gives back the room of what later layers removed. A disk that cannot is only
+// larger than it need be.
+func trim(mountpoint string) {
+	dir, err := os.Open(mountpoint)
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	all := struct{ start, length, least uint64 }{length: 1<<64 - 1}
+	unix.Syscall(unix.SYS_IOCTL, dir.Fd(), fitrim, uintptr(unsafe.Pointer(&all)))
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"runtime/debug"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +24,7 @@ func serve(m *machine, token string) error {
 // answer serves one stream.
 func (m *machine) answer(stream *guest.Stream) {
 	defer stream.Close()
+	defer survive()
 	var request guest.Request
 	if err := guest.ReadJSON(stream, &request); err != nil {
 		refuse(stream, &guest.Error{Code: guest.CodeUsage, Message: "the request cannot be read: " + err.Error()})
@@ -37,6 +40,14 @@ func (m *machine) answer(stream *guest.Stream) {
 		return
 	}
 	accept(stream, result)
+}
+
+// survive keeps a fault in one stream from ending PID 1, and with it the machine and
+// everything that runs in it. The console tells of it.
+func survive() {
+	if fault := recover(); fault != nil {
+		fmt.Fprintf(os.Stderr, "deckhold: a request failed: %v\n%s", fault, debug.Stack())
+	}
 }
 
 // call does what one request and one answer are enough for.

@@ -25,6 +25,11 @@ type user struct {
 	home   string
 }
 
+const (
+	passwdFile = "/etc/passwd"
+	groupFile  = "/etc/group"
+)
+
 // users remembers who was looked up: reading the two files takes as long as starting
 // a program.
 var users struct {
@@ -54,42 +59,45 @@ const usersKept = 64
 // lookupUser reads name, uid, or either with ":group". Numbers need no entry in
 // /etc/passwd, and neither does root.
 func lookupUser(spec string) (user, error) {
-	files := [2]fileState{stateOf("/etc/passwd"), stateOf("/etc/group")}
+	files := [2]fileState{stateOf(passwdFile), stateOf(groupFile)}
 	users.mu.Lock()
 	defer users.mu.Unlock()
-	if users.files != files || len(users.known) > usersKept {
+	if users.known == nil || users.files != files || len(users.known) > usersKept {
 		users.files, users.known = files, map[string]user{}
 	}
 	if u, ok := users.known[spec]; ok {
 		return u, nil
 	}
-	u, err := readUser(spec)
+	u, err := readUser(spec, passwdFile, groupFile)
 	if err == nil {
 		users.known[spec] = u
 	}
 	return u, err
 }
 
-func readUser(spec string) (user, error) {
+func readUser(spec, passwd, groups string) (user, error) {
 	name, group, hasGroup := strings.Cut(spec, ":")
-	u := user{name: "root", home: "/root"}
-	if name != "" && name != "root" && name != "0" {
-		u = user{name: name, home: "/"}
-		id, err := strconv.ParseUint(name, 10, 32)
-		if err == nil {
-			u.uid = uint32(id)
-		} else if !find("/etc/passwd", func(f []string) bool { return f[0] == name }, nil) {
-			return u, &guest.Error{Code: guest.CodeNotFound, Message: fmt.Sprintf("there is no user %q", name)}
-		}
+	if name == "" {
+		name = "root"
 	}
-	find("/etc/passwd", func(f []string) bool {
-		return len(f) >= 6 && (f[0] == u.name || f[2] == u.name)
+	u := user{name: name, home: "/"}
+	id, err := strconv.ParseUint(name, 10, 32)
+	u.uid = uint32(id)
+	known := find(passwd, func(f []string) bool {
+		// A damaged line must not make anybody root.
+		return len(f) >= 6 && (f[0] == name || f[2] == name) && isID(f[2]) && isID(f[3])
 	}, func(f []string) {
-		u.name, u.home = f[0], f[5]
-		u.uid, u.gid = number(f[2]), number(f[3])
+		u = user{name: f[0], uid: number(f[2]), gid: number(f[3]), home: f[5]}
 	})
-	find("/etc/group", func(f []string) bool {
-		if len(f) >= 4 && slices.Contains(strings.Split(f[3], ","), u.name) {
+	switch {
+	case known || err == nil && id != 0:
+	case err == nil || name == "root":
+		u = user{name: "root", home: "/root"}
+	default:
+		return u, &guest.Error{Code: guest.CodeNotFound, Message: fmt.Sprintf("there is no user %q", name)}
+	}
+	find(groups, func(f []string) bool {
+		if len(f) >= 4 && isID(f[2]) && slices.Contains(strings.Split(f[3], ","), u.name) {
 			u.groups = append(u.groups, number(f[2]))
 		}
 		return false
@@ -97,7 +105,7 @@ func readUser(spec string) (user, error) {
 	if hasGroup {
 		if id, err := strconv.ParseUint(group, 10, 32); err == nil {
 			u.gid = uint32(id)
-		} else if !find("/etc/group", func(f []string) bool { return len(f) >= 3 && f[0] == group }, func(f []string) { u.gid = number(f[2]) }) {
+		} else if !find(groups, func(f []string) bool { return len(f) >= 3 && f[0] == group && isID(f[2]) }, func(f []string) { u.gid = number(f[2]) }) {
 			return u, &guest.Error{Code: guest.CodeNotFound, Message: fmt.Sprintf("there is no group %q", group)}
 		}
 	}
@@ -123,6 +131,11 @@ func find(file string, match func([]string) bool, use func([]string)) bool {
 		}
 	}
 	return false
+}
+
+func isID(s string) bool {
+	_, err := strconv.ParseUint(s, 10, 32)
+	return err == nil
 }
 
 func number(s string) uint32 {
@@ -170,6 +183,9 @@ func lookupProgram(name, path, dir string) (string, error) {
 	if !strings.Contains(name, "/") {
 		candidates = candidates[:0]
 		for _, d := range filepath.SplitList(path) {
+			if !filepath.IsAbs(d) {
+				d = filepath.Join(dir, d) // an empty one too: where the program will run
+			}
 			candidates = append(candidates, filepath.Join(d, name))
 		}
 	} else if !filepath.IsAbs(name) {

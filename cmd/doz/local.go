@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -70,7 +71,7 @@ func (l local) Serve(ctx context.Context, idle time.Duration) error {
 	if err != nil {
 		return err
 	}
-	carried := carried{set, parts.NewStore(set, l.store.Root(), func(text string) { log.Warn(text) })}
+	carried := newCarried(set, l.store, log)
 	engine := l.engine(set)
 	err = host.Serve(ctx, host.Options{
 		Store: l.store, Engine: engine, Parts: carried, Version: version, Flavour: "cli", IdleTimeout: idle, Log: log,
@@ -124,18 +125,43 @@ func (l local) Doctor(ctx context.Context) []cli.Check {
 
 // carried shows doz's parts to sandboxes and builders.
 type carried struct {
-	set   *parts.Set
 	store *parts.Store
+	log   *slog.Logger
+
+	mu    sync.Mutex
+	notes []string // what was replaced and nobody was told of yet
 }
 
-func (c carried) CurrentKernel(audio bool) (string, error) { return c.store.CurrentKernel(audio) }
+func newCarried(set *parts.Set, s *store.Store, log *slog.Logger) *carried {
+	c := &carried{log: log}
+	c.store = parts.NewStore(set, s.Root(), c.note)
+	return c
+}
 
-func (c carried) Boot(kernel string) (sandbox.BootFiles, error) {
+func (c *carried) note(text string) {
+	c.log.Warn(text)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.notes = append(c.notes, text)
+}
+
+// take gives what is to be told, once.
+func (c *carried) take() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	notes := c.notes
+	c.notes = nil
+	return notes
+}
+
+func (c *carried) CurrentKernel(audio bool) (string, error) { return c.store.CurrentKernel(audio) }
+
+func (c *carried) Boot(kernel string) (sandbox.BootFiles, error) {
 	k, i, t, err := c.store.Paths(kernel)
-	return sandbox.BootFiles{Kernel: k, Initrd: i, Tools: t}, err
+	return sandbox.BootFiles{Kernel: k, Initrd: i, Tools: t, Notes: c.take()}, err
 }
 
-func (c carried) builder() (image.BootFiles, error) {
+func (c *carried) builder() (image.BootFiles, error) {
 	kernel, err := c.store.CurrentKernel(false)
 	if err != nil {
 		return image.BootFiles{}, err

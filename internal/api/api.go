@@ -167,9 +167,10 @@ type NameRequest struct {
 
 // StartResult is a started sandbox.
 type StartResult struct {
-	Sandbox    Sandbox `json:"sandbox"`
-	Started    bool    `json:"started"` // false: it ran already
-	BootMillis int64   `json:"bootMilliseconds"`
+	Sandbox    Sandbox  `json:"sandbox"`
+	Started    bool     `json:"started"` // false: it ran already
+	BootMillis int64    `json:"bootMilliseconds"`
+	Notes      []string `json:"notes,omitempty"` // what the user should know besides, in sentences
 }
 
 // ExecRequest runs a program. Frames follow an ok reply: see docs/protocol.md.
@@ -186,10 +187,11 @@ type ExecRequest struct {
 
 // ExecResult is a program that runs; its frames follow.
 type ExecResult struct {
-	PID        int   `json:"pid"`
-	Started    bool  `json:"started"`
-	Woke       bool  `json:"woke"`
-	BootMillis int64 `json:"bootMilliseconds"`
+	PID        int      `json:"pid"`
+	Started    bool     `json:"started"`
+	Woke       bool     `json:"woke"`
+	BootMillis int64    `json:"bootMilliseconds"`
+	Notes      []string `json:"notes,omitempty"` // of the start
 }
 
 // EventsRequest follows what happens; an empty Name is all sandboxes.

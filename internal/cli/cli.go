@@ -252,6 +252,13 @@ func (a *app) print(v any, text func()) error {
 	return nil
 }
 
+// notes tells what the user should know besides.
+func (a *app) notes(notes []string) {
+	for _, note := range notes {
+		fmt.Fprintln(a.err, "doz: note:", note)
+	}
+}
+
 // confirm asks on a terminal. Without one, or a no, it is an error.
 func (a *app) confirm(yes bool, question string) error {
 	if yes {

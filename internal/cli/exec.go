@@ -108,6 +108,9 @@ func (a *app) runExec(r api.ExecRequest) error {
 	status, err := c.Exec(ctx, r, streams, func(started api.ExecResult) {
 		steps.end()
 		result = started
+		if !a.json {
+			a.notes(started.Notes)
+		}
 		close(running)
 	})
 	if err != nil {

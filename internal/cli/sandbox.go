@@ -91,6 +91,7 @@ func (a *app) start() *cobra.Command {
 			}
 			steps.end()
 			return a.print(r, func() {
+				a.notes(r.Notes)
 				if r.Started {
 					fmt.Fprintf(a.out, "%s: running after %s\n", r.Sandbox.Name, seconds(r.BootMillis))
 				} else {
@@ -124,7 +125,7 @@ func (a *app) shutdown() *cobra.Command {
 			return a.print(v, func() {
 				fmt.Fprintf(a.out, "%s: %s\n", v.Name, v.Phase)
 				if v.Problem != "" {
-					fmt.Fprintf(a.err, "doz: note: %s\n", v.Problem)
+					a.notes([]string{v.Problem})
 				}
 			})
 		},

@@ -111,8 +111,10 @@ func (c *Client) answer(w *wire.Conn, result any) error {
 			return &api.Error{Kind: api.KindUnavailable, Message: "the host sent what is no answer"}
 		case result == nil:
 			return nil
+		case json.Unmarshal(m.Result, result) != nil:
+			return &api.Error{Kind: api.KindUnavailable, Message: "the host sent what is no answer"}
 		default:
-			return json.Unmarshal(m.Result, result)
+			return nil
 		}
 	}
 }

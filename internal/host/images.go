@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"strings"
 
 	"dozable.com/doz/internal/api"
 	"dozable.com/doz/internal/image"
@@ -33,12 +34,34 @@ func (h *Host) usedBy(name string) []string {
 
 func importImage(h *Host, ctx context.Context, r api.ImageImportRequest, p progress) (api.Image, error) {
 	v, err := h.images.Import(ctx, r.Name, r.Path, p)
+	h.prune()
 	v.UsedBy = append([]string{}, h.usedBy(r.Name)...)
 	return v, err
 }
 
 func removeImage(h *Host, ctx context.Context, r api.NameRequest, _ progress) (struct{}, error) {
 	return struct{}{}, h.images.Remove(ctx, r.Name, h.usedBy)
+}
+
+// prune drops versions of images that no name means and no sandbox stands on. Who
+// stands on one is asked as late as can be: sandboxes are made meanwhile.
+func (h *Host) prune() {
+	h.images.Prune(context.Background(), func(name, key12 string) bool {
+		for _, v := range h.manager.List() {
+			if v.Image == name && strings.HasPrefix(v.ImageKey, key12) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func removeSandbox(h *Host, ctx context.Context, r api.NameRequest, _ progress) (struct{}, error) {
+	err := h.manager.Remove(ctx, r.Name)
+	if err == nil {
+		h.prune()
+	}
+	return struct{}{}, err
 }
 
 // Images lists a store's images and who is made from them, with no host.

@@ -30,9 +30,7 @@ var operations = map[string]operation{
 	api.OpShutdown: plain(func(h *Host, ctx context.Context, r api.NameRequest, _ progress) (api.Sandbox, error) {
 		return h.manager.Shutdown(ctx, r.Name)
 	}),
-	api.OpRemove: plain(func(h *Host, ctx context.Context, r api.NameRequest, _ progress) (struct{}, error) {
-		return struct{}{}, h.manager.Remove(ctx, r.Name)
-	}),
+	api.OpRemove: plain(removeSandbox),
 	api.OpList: plain(func(h *Host, _ context.Context, _ struct{}, _ progress) ([]api.Sandbox, error) {
 		return h.manager.List(), nil
 	}),

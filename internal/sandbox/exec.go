@@ -28,7 +28,7 @@ func (m *Manager) Exec(ctx context.Context, req api.ExecRequest, progress func(a
 		if err != nil {
 			return nil, result, err
 		}
-		result.Started, result.BootMillis = start.Started, start.BootMillis
+		result.Started, result.BootMillis, result.Notes = start.Started, start.BootMillis, start.Notes
 	}
 	if err := allowed("exec", b.name, b.phase()); err != nil {
 		return nil, result, err

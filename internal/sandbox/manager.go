@@ -62,6 +62,8 @@ type Parts interface {
 // BootFiles are paths in the store.
 type BootFiles struct {
 	Kernel, Initrd, Tools string
+	// Notes are what the user should know: a copy that was damaged and replaced.
+	Notes []string
 }
 
 // Options of a Manager.

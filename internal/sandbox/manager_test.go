@@ -16,6 +16,7 @@ import (
 	"dozable.com/doz/internal/api"
 	"dozable.com/doz/internal/guest"
 	"dozable.com/doz/internal/store"
+	"dozable.com/doz/internal/vm"
 	"dozable.com/doz/internal/vm/vmfake"
 )
 
@@ -60,13 +61,49 @@ func (w *world) Boot(string) (BootFiles, error) {
 
 // manager is a new host's, after it has recovered.
 func (w *world) manager(reached func(name, step string)) *Manager {
+	return w.mortal(make(chan struct{}), reached)
+}
+
+// mortal is the manager of a host that hears nothing more once dead is closed.
+func (w *world) mortal(dead chan struct{}, reached func(name, step string)) *Manager {
 	w.t.Helper()
-	m, err := New(Options{Store: w.store, Engine: w.engine, Images: w, Parts: w, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Reached: reached})
+	m, err := New(Options{Store: w.store, Engine: mortal{w.engine, dead}, Images: w, Parts: w, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Reached: reached})
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	m.Recover(context.Background())
 	return m
+}
+
+// mortal is an engine as a host sees it that may be killed.
+type mortal struct {
+	vm.Engine
+	dead chan struct{}
+}
+
+func (e mortal) Start(ctx context.Context, c vm.Config) (vm.Machine, error) {
+	m, err := e.Engine.Start(ctx, c)
+	return mortalMachine{m, e.dead}, err
+}
+
+type mortalMachine struct {
+	vm.Machine
+	dead chan struct{}
+}
+
+func (m mortalMachine) Wait() <-chan vm.Exit {
+	ch := make(chan vm.Exit, 1)
+	exit := m.Machine.Wait()
+	go func() {
+		e := <-exit
+		select {
+		case <-m.dead:
+		default:
+			ch <- e
+			close(ch)
+		}
+	}()
+	return ch
 }
 
 func create(t *testing.T, m *Manager, name string) {
@@ -357,7 +394,7 @@ func TestHostKilledAtEveryStep(t *testing.T) {
 		t.Run(strings.ReplaceAll(step, "/", " "), func(t *testing.T) {
 			w := newWorld(t, vmfake.Options{})
 			reached := make(chan struct{})
-			m := w.manager(func(_, s string) {
+			m := w.mortal(reached, func(_, s string) {
 				if s == step {
 					close(reached)
 					select {} // a killed host does nothing more

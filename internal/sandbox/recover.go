@@ -82,7 +82,7 @@ func adoptTime(p api.Phase) time.Duration {
 }
 
 func (m *Manager) adopt(ctx context.Context, b *box) (vm.Machine, error) {
-	config, err := m.config(b)
+	config, _, err := m.config(b)
 	if err != nil {
 		// Its image or kernel is gone from the store, and it runs all the same.
 		config = vm.Config{Dir: b.dir.Machine(), Name: b.name, MemoryFile: b.dir.Memory()}

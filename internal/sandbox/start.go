@@ -38,21 +38,22 @@ func (m *Manager) Start(ctx context.Context, name string, progress func(api.Prog
 		return api.StartResult{Sandbox: b.view()}, nil
 	}
 	began := time.Now()
-	if err := m.boot(ctx, b, progress); err != nil {
+	notes, err := m.boot(ctx, b, progress)
+	if err != nil {
 		return api.StartResult{}, err
 	}
-	return api.StartResult{Sandbox: b.view(), Started: true, BootMillis: time.Since(began).Milliseconds()}, nil
+	return api.StartResult{Sandbox: b.view(), Started: true, BootMillis: time.Since(began).Milliseconds(), Notes: notes}, nil
 }
 
-// boot takes a sandbox from off to running. When it fails the machine is gone and
-// the sandbox failed, with the reason.
-func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress)) error {
+// boot takes a sandbox from off to running, and gives what the user should know
+// besides. When it fails the machine is gone and the sandbox failed, with the reason.
+func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress)) (notes []string, err error) {
 	if progress == nil {
 		progress = func(api.Progress) {}
 	}
-	config, err := m.config(b)
+	config, notes, err := m.config(b)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// A power cut's leftovers: memory that no machine has is worth nothing.
 	err = b.clean()
@@ -60,10 +61,10 @@ func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress))
 		err = os.Mkdir(b.dir.Machine(), 0o700)
 	}
 	if err != nil {
-		return &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot start sandbox %q: %v", b.name, err)}
+		return nil, &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot start sandbox %q: %v", b.name, err)}
 	}
 	if err := m.update(b, func(r *record) { r.Phase, r.Problem, r.Boots = api.Booting, "", r.Boots+1 }); err != nil {
-		return err
+		return nil, err
 	}
 	m.step(b, "start/recorded")
 	progress(api.Progress{Step: "boot", Total: 2})
@@ -75,7 +76,7 @@ func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress))
 	defer cancel()
 	machine, err := m.engine.Start(ctx, config)
 	if err != nil {
-		return m.bootFailed(b, log, err)
+		return nil, m.bootFailed(b, log, err)
 	}
 	m.attach(b, machine)
 	log.step("machine", "")
@@ -85,18 +86,18 @@ func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress))
 	setup, err := m.connect(ctx, b, machine)
 	if err != nil {
 		m.kill(b)
-		return m.bootFailed(b, log, err)
+		return nil, m.bootFailed(b, log, err)
 	}
 	log.guest(setup)
 	m.step(b, "start/guest")
 	if err := m.update(b, func(r *record) { r.Phase, r.Died = api.Running, false }); err != nil {
 		m.kill(b)
-		return m.bootFailed(b, log, err)
+		return nil, m.bootFailed(b, log, err)
 	}
 	log.end(nil)
 	m.step(b, "start/running")
 	progress(api.Progress{Step: "ready", Done: 2, Total: 2})
-	return nil
+	return notes, nil
 }
 
 // bootFailed records why a boot failed and gives it as an error.
@@ -116,8 +117,9 @@ func (m *Manager) bootFailed(b *box, log *bootLog, err error) error {
 	return e
 }
 
-// config is the machine a sandbox is: the same one every time.
-func (m *Manager) config(b *box) (vm.Config, error) {
+// config is the machine a sandbox is, the same one every time, and what the user
+// should know of its parts.
+func (m *Manager) config(b *box) (vm.Config, []string, error) {
 	b.mu.Lock()
 	r := b.record
 	b.mu.Unlock()
@@ -131,14 +133,14 @@ func (m *Manager) config(b *box) (vm.Config, error) {
 	}
 	base, err := m.images.Key(r.Image, r.ImageKey)
 	if err != nil {
-		return vm.Config{}, fail(err)
+		return vm.Config{}, nil, fail(err)
 	}
 	files, err := m.parts.Boot(r.Kernel)
 	if err != nil {
-		return vm.Config{}, fail(err)
+		return vm.Config{}, nil, fail(err)
 	}
 	if _, err := os.Stat(b.dir.Root()); err != nil {
-		return vm.Config{}, fail(fmt.Errorf("its root disk cannot be read: %w", err))
+		return vm.Config{}, nil, fail(fmt.Errorf("its root disk cannot be read: %w", err))
 	}
 	return vm.Config{
 		Dir: b.dir.Machine(), Name: r.Name, CPUs: r.CPUs, MemoryMiB: r.MemoryMiB,
@@ -149,7 +151,7 @@ func (m *Manager) config(b *box) (vm.Config, error) {
 			{Path: files.Tools, Format: vm.Raw, ReadOnly: true},
 		},
 		MachineType: r.MachineType, Audio: r.Audio,
-	}, nil
+	}, files.Notes, nil
 }
 
 // attach makes a machine the box's and watches for its end.
@@ -175,6 +177,10 @@ func (m *Manager) ended(b *box, machine vm.Machine, exit vm.Exit) {
 	if phase == api.Booting {
 		return // boot fails by itself and says why
 	}
+	// Cleaned before it counts as off: from then on somebody may start it.
+	if err := b.clean(); err != nil {
+		m.log.Warn("cannot clean up after a machine", "sandbox", b.name, "error", err)
+	}
 	err := m.update(b, func(r *record) {
 		r.Phase = api.Off
 		if !exit.Clean {
@@ -183,9 +189,6 @@ func (m *Manager) ended(b *box, machine vm.Machine, exit vm.Exit) {
 	})
 	if err != nil {
 		m.log.Error("cannot record a machine's end", "sandbox", b.name, "error", err)
-	}
-	if err := b.clean(); err != nil {
-		m.log.Warn("cannot clean up after a machine", "sandbox", b.name, "error", err)
 	}
 }
 
