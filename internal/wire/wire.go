@@ -33,6 +33,9 @@ func (c *Conn) ReadLine() ([]byte, error) { return guest.ReadLine(c.r, api.MaxLi
 // WriteJSON writes v as one line.
 func (c *Conn) WriteJSON(v any) error { return guest.WriteJSON(c.Conn, v) }
 
+// replyFrame is more than a reply adds to its result.
+const replyFrame = 64
+
 // Reply ends an answer, or begins a stream, with result or with err.
 func (c *Conn) Reply(result any, err error) error {
 	if err != nil {
@@ -41,6 +44,9 @@ func (c *Conn) Reply(result any, err error) error {
 	data, err := json.Marshal(result)
 	if err != nil {
 		return c.WriteJSON(api.Reply{Error: api.AsError(err)})
+	}
+	if len(data) > api.MaxLine-replyFrame {
+		return c.WriteJSON(api.Reply{Error: &api.Error{Kind: api.KindFailed, Message: "the answer is too long for one line of the protocol"}})
 	}
 	return c.WriteJSON(api.Reply{OK: true, Result: data})
 }

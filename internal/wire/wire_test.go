@@ -98,3 +98,14 @@ func FuzzRequestLine(f *testing.F) {
 		}
 	})
 }
+
+// TestAnAnswerTooLongForALineIsSaid: the client is told rather than left with nothing.
+func TestAnAnswerTooLongForALineIsSaid(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	go New(theirs).Reply(strings.Repeat("x", api.MaxLine), nil)
+	line, err := New(ours).ReadLine()
+	if err != nil || !strings.Contains(string(line), "too long") {
+		t.Errorf("%.80s, %v", line, err)
+	}
+}
