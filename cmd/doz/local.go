@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -57,7 +58,7 @@ func (l local) Spawn() (ended func() error, err error) {
 		if process.Signal(syscall.Signal(0)) == nil {
 			return nil
 		}
-		return errors.New(host.LastWords(l.store))
+		return errors.New(strings.TrimPrefix(host.LastWords(l.store), "doz: "))
 	}, nil
 }
 

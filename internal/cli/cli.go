@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -81,6 +82,7 @@ type app struct {
 	out  io.Writer
 	err  io.Writer
 
+	started  bool // a command has begun: what fails from here on is no mistake in typing
 	store    string
 	json     bool
 	verbose  bool
@@ -91,7 +93,8 @@ type app struct {
 
 // Main runs a command and gives the process's exit code.
 func Main(deps Deps, args []string, in io.Reader, out, errw io.Writer) int {
-	a := &app{deps: deps, in: in, out: out, err: errw}
+	written := &output{w: out}
+	a := &app{deps: deps, in: in, out: written, err: errw}
 	ctx, stop := a.interruptible(context.Background())
 	defer stop()
 	root := a.root()
@@ -100,7 +103,35 @@ func Main(deps Deps, args []string, in io.Reader, out, errw io.Writer) int {
 	if cmd != nil {
 		a.running = cmd.Name()
 	}
+	if !a.started {
+		a.json = a.json || wantsJSON(args)
+	}
+	if written.failed != nil {
+		err = &api.Error{Kind: api.KindFailed, Message: "cannot write the output: " + written.failed.Error()}
+	}
 	return a.report(err)
+}
+
+// output remembers the first failure to write, so that none is passed over.
+type output struct {
+	w      io.Writer
+	failed error
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	n, err := o.w.Write(b)
+	if err != nil && o.failed == nil {
+		o.failed = err
+	}
+	return n, err
+}
+
+// wantsJSON looks for --json in what could not be parsed.
+func wantsJSON(args []string) bool {
+	if i := slices.Index(args, "--"); i >= 0 {
+		args = args[:i]
+	}
+	return slices.Contains(args, "--json")
 }
 
 // interruptible is ended by Ctrl-C and its like. exec takes these signals itself.
@@ -121,16 +152,21 @@ func (a *app) report(err error) int {
 		return 130
 	}
 	var e *api.Error
-	if !errors.As(err, &e) {
-		// What is no error of ours is cobra's, about the command line.
+	switch {
+	case errors.As(err, &e):
+	case a.started:
+		e = api.AsError(err)
+	default:
+		// cobra's, about the command line.
 		e = &api.Error{Kind: api.KindUsage, Message: err.Error(), Hint: "see: doz help"}
 	}
 	if a.json {
 		json.NewEncoder(a.out).Encode(map[string]any{"error": e})
 	} else {
-		fmt.Fprintln(a.err, "doz:", e.Message)
+		// The words may be a guest's.
+		fmt.Fprintln(a.err, "doz:", oneLine(e.Message))
 		if e.Hint != "" {
-			fmt.Fprintln(a.err, "    ", e.Hint)
+			fmt.Fprintln(a.err, "    ", oneLine(e.Hint))
 		}
 	}
 	exit, known := exitCodes[e.Kind]
@@ -166,13 +202,50 @@ its own kernel.
 	flags.BoolVar(&a.json, "json", false, "print JSON")
 	flags.BoolVarP(&a.verbose, "verbose", "v", false, "show every step")
 	flags.BoolVarP(&a.quiet, "quiet", "q", false, "show no steps")
-	flags.StringVar(&a.progress, "progress", "auto", "auto or plain")
+	flags.StringVar(&a.progress, "progress", "auto", "auto or plain: one line a step")
+	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+		a.started = true
+		if a.progress != "auto" && a.progress != "plain" {
+			return &api.Error{Kind: api.KindUsage, Message: fmt.Sprintf("--progress: %q is neither auto nor plain", a.progress)}
+		}
+		return nil
+	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &api.Error{Kind: api.KindUsage, Message: err.Error(), Hint: "see: " + cmd.CommandPath() + " --help"}
 	})
 	root.AddCommand(a.create(), a.start(), a.exec(), a.ls(), a.inspect(), a.shutdown(), a.rm(),
 		a.console(), a.events(), a.image(), a.host(), a.doctor())
 	return root
+}
+
+// name refuses what can be no name, before a host is bothered with it.
+func name(s string) error {
+	if !api.ValidName(s) {
+		return &api.Error{Kind: api.KindUsage, Message: fmt.Sprintf("%q is no name: 1 to 40 of a-z, 0-9 and -", s)}
+	}
+	return nil
+}
+
+// completeSandbox and completeImage offer the names in the store for a command's
+// first argument. They start no host.
+func (a *app) completeSandbox(_ *cobra.Command, typed []string, _ string) (names []string, _ cobra.ShellCompDirective) {
+	if l, err := a.local(); err == nil && len(typed) == 0 {
+		list, _ := l.List()
+		for _, v := range list {
+			names = append(names, v.Name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (a *app) completeImage(_ *cobra.Command, typed []string, _ string) (names []string, _ cobra.ShellCompDirective) {
+	if l, err := a.local(); err == nil && len(typed) == 0 {
+		list, _ := l.Images()
+		for _, v := range list {
+			names = append(names, v.Name)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 // args is a check of a command's arguments in our own words.
@@ -222,7 +295,7 @@ func (a *app) connect(ctx context.Context, progress func(api.Progress)) (*client
 	return c, nil
 }
 
-// running gives a client of a host that runs already, or nil and the store. What a
+// reader gives a client of the host that runs already, or nil and the store. What a
 // dead host left is recovered by a new one first.
 func (a *app) reader(ctx context.Context) (*client.Client, Local, error) {
 	l, err := a.local()
@@ -230,32 +303,39 @@ func (a *app) reader(ctx context.Context) (*client.Client, Local, error) {
 		return nil, nil, err
 	}
 	c := client.New(l.Socket(), nil)
-	if _, err := c.Ping(ctx); err == nil {
-		return c, l, nil
+	_, err = c.Ping(ctx)
+	if errors.Is(err, client.ErrNoHost) && l.Leftovers() {
+		_, err = c.Connect(ctx, l.Spawn)
 	}
-	if l.Leftovers() {
-		if _, err := c.Connect(ctx, l.Spawn); err == nil {
-			return c, l, nil
-		}
+	if ctx.Err() != nil {
+		return nil, nil, ctx.Err()
 	}
-	return nil, l, nil
+	if err != nil {
+		return nil, l, nil
+	}
+	return c, l, nil
 }
 
 // print prints v as JSON when that was asked for, and otherwise lets text print.
 func (a *app) print(v any, text func()) error {
 	if a.json {
-		e := json.NewEncoder(a.out)
-		e.SetIndent("", "  ")
-		return e.Encode(v)
+		return a.document(v)
 	}
 	text()
 	return nil
 }
 
+// document prints v as JSON.
+func (a *app) document(v any) error {
+	e := json.NewEncoder(a.out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
 // notes tells what the user should know besides.
 func (a *app) notes(notes []string) {
 	for _, note := range notes {
-		fmt.Fprintln(a.err, "doz: note:", note)
+		fmt.Fprintln(a.err, "doz: note:", oneLine(note))
 	}
 }
 

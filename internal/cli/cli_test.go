@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -27,7 +28,8 @@ import (
 //
 //	code N doz …   runs doz and expects exit code N
 //
-// HOST=none in a script's environment is no host, and none that can be started.
+// HOST=none in a script's environment is no host, and none that can be started;
+// HOST=other is one of another protocol version.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"doz": func() { os.Exit(doz()) }})
 }
@@ -54,6 +56,11 @@ func TestScripts(t *testing.T) {
 				return err
 			}
 			e.Defer(func() { l.Close() })
+			other, err := listen(filepath.Join(dir, "host.sock.other"))
+			if err != nil {
+				return err
+			}
+			e.Defer(func() { other.Close() })
 			return nil
 		},
 	})
@@ -96,8 +103,11 @@ func doz() int {
 type fakeLocal struct{}
 
 func (fakeLocal) Socket() string {
-	if os.Getenv("HOST") == "none" {
+	switch os.Getenv("HOST") {
+	case "none":
 		return "/nonexistent/host.sock"
+	case "other":
+		return os.Getenv("SOCKET") + ".other"
 	}
 	return os.Getenv("SOCKET")
 }
@@ -161,7 +171,7 @@ func listen(socket string) (net.Listener, error) {
 				defer conn.Close()
 				w := wire.New(conn)
 				if line, err := w.ReadLine(); err == nil {
-					answer(w, line)
+					answer(w, line, strings.HasSuffix(socket, ".other"))
 				}
 			}()
 		}
@@ -178,8 +188,8 @@ type request struct {
 }
 
 // answer does what the request says. A sandbox named after a kind of error fails with
-// it.
-func answer(w *wire.Conn, line []byte) {
+// it. An other host is of another protocol version.
+func answer(w *wire.Conn, line []byte, other bool) {
 	var r request
 	if err := errors.Join(json.Unmarshal(line, &r.Request), json.Unmarshal(line, &r.create), json.Unmarshal(line, &r.exec)); err != nil {
 		w.Reply(nil, err)
@@ -192,6 +202,10 @@ func answer(w *wire.Conn, line []byte) {
 	}
 	switch r.Op {
 	case api.OpPing:
+		if other {
+			w.Reply(api.Status{Version: "9.1", ProtocolVersion: 9, PID: 4242}, nil)
+			return
+		}
 		w.Reply(api.Status{Version: "1.2.3", ProtocolVersion: 1, Flavour: "cli", PID: 42, Store: "/store", Started: time.Now()}, nil)
 	case api.OpList:
 		w.Reply(sandboxes, nil)
@@ -253,6 +267,9 @@ func execute(w *wire.Conn, name string, r api.ExecRequest) {
 	case "slow":
 		status = guest.ExitStatus{Code: 137, Signal: "KILL", TimedOut: true}
 	case "die": // the host does
+		return
+	case "hostile":
+		out.WriteJSON(guest.Failure, api.Error{Kind: api.KindFailed, Message: "no \x1b[2Jlines\nhere"})
 		return
 	case "lost":
 		out.WriteJSON(guest.Failure, api.Error{Kind: api.KindFailed, Message: "the sandbox ended while the program ran"})
@@ -359,6 +376,25 @@ func TestForward(t *testing.T) {
 	}
 	close(received)
 }
+
+// A full disk is a failure, and no mistake in typing.
+func TestOutputThatCannotBeWritten(t *testing.T) {
+	t.Setenv("HOST", "none")
+	deps := Deps{DefaultStore: func() (string, error) { return "", nil }, Open: func(string) (Local, error) { return fakeLocal{}, nil }}
+	for _, args := range [][]string{{"ls"}, {"ls", "--json"}, {"inspect", "a1"}, {"console", "a1"}, {"doctor"}} {
+		var errs strings.Builder
+		if got := Main(deps, args, strings.NewReader(""), fullDisk{}, &errs); got != 1 {
+			t.Errorf("doz %s: exit code %d, want 1", strings.Join(args, " "), got)
+		}
+		if !slices.Contains(args, "--json") && errs.String() != "doz: cannot write the output: the disk is full\n" {
+			t.Errorf("doz %s says %q", strings.Join(args, " "), errs.String())
+		}
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("the disk is full") }
 
 func TestAnyErrorHasAnExitCode(t *testing.T) {
 	for err, want := range map[error]int{

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"strings"
@@ -42,26 +43,34 @@ func (a *app) exec() *cobra.Command {
 		Use: "exec NAME -- PROGRAM [ARG...]", Short: "Run a program in a sandbox, without a terminal",
 		Long: `Run a program in a sandbox, without a terminal. The sandbox is started first when it
 is off. Standard input, output and error are passed on untouched, Ctrl-C and other
-signals reach the program, and its exit code is doz's; 125 is a failure of doz's own.`,
+signals reach the program, and its exit code is doz's; 125 is a failure of doz's own,
+2 and 3 a sandbox that is not there or is in the wrong phase. Options may stand before
+or after NAME; everything after -- is the program's.`,
 		Example: "  doz exec a1 -- python3 -c 'print(1)'\n  cat script | doz exec a1 -- sh\n  doz exec a1 -e LANG=C --workdir /tmp -- ls",
-		Args:    args(2, -1, "exec NAME -- PROGRAM [ARG...]"),
+		Args:    args(2, -1, "exec NAME -- PROGRAM [ARG...]"), ValidArgsFunction: a.completeSandbox,
 		RunE: func(cmd *cobra.Command, words []string) error {
+			if err := name(words[0]); err != nil {
+				return err
+			}
 			r.Name, r.Argv = words[0], words[1:]
 			r.Env = map[string]string{}
 			for _, pair := range env {
-				name, value, found := strings.Cut(pair, "=")
-				if name == "" {
+				key, value, found := strings.Cut(pair, "=")
+				if key == "" {
 					return &api.Error{Kind: api.KindUsage, Message: fmt.Sprintf("-e: %q names no variable; write NAME=value", pair)}
 				}
 				if !found {
-					value = os.Getenv(name)
+					if value, found = os.LookupEnv(key); !found {
+						continue
+					}
 				}
-				r.Env[name] = value
+				r.Env[key] = value
 			}
-			if timeout < 0 || timeout > 1e9 {
+			if !(timeout >= 0 && timeout <= 1e9) { // not a number either
 				return &api.Error{Kind: api.KindUsage, Message: "--timeout must be seconds, or 0 for none"}
 			}
-			r.TimeoutMillis = int64(timeout * 1000)
+			// Upwards: a time-out of next to nothing is not none.
+			r.TimeoutMillis = int64(math.Ceil(timeout * 1000))
 			return a.runExec(r)
 		},
 	}
@@ -72,9 +81,9 @@ signals reach the program, and its exit code is doz's; 125 is a failure of doz's
 	f.Float64Var(&timeout, "timeout", execTimeout.Seconds(), "seconds after which the program and all it started are ended; 0 is never")
 	f.BoolVar(&r.NoStart, "no-start", false, "fail when the sandbox is off")
 	f.BoolVar(&noWake, "no-wake", false, "fail when the sandbox is asleep or hibernated")
-	// Flags may stand before or after NAME; what follows the program's name, or --,
-	// is the program's.
-	f.SetInterspersed(true)
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return &api.Error{Kind: api.KindUsage, Message: err.Error(), Hint: "the program's own options stand after --: doz exec NAME -- PROGRAM [ARG...]"}
+	})
 	return cmd
 }
 

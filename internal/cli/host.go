@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -48,7 +49,7 @@ func (a *app) hostStatus() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			status, err := client.New(l.Socket(), nil).Connect(cmd.Context(), nil)
+			status, err := client.New(l.Socket(), nil).Ping(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -71,14 +72,16 @@ func (a *app) hostStop() *cobra.Command {
 				return err
 			}
 			c := client.New(l.Socket(), nil)
-			if _, err := c.Connect(cmd.Context(), nil); err != nil {
-				if e := api.AsError(err); e.Kind == api.KindUnavailable && !l.Leftovers() {
+			_, err = c.Ping(cmd.Context())
+			if errors.Is(err, client.ErrNoHost) {
+				if !l.Leftovers() {
 					return a.print(api.StopResult{Sandboxes: []api.StopRow{}}, func() { fmt.Fprintln(a.out, "no host runs") })
 				}
 				// A host that died left machines: another has to bring them to rest.
-				if _, err := c.Connect(cmd.Context(), l.Spawn); err != nil {
-					return err
-				}
+				_, err = c.Connect(cmd.Context(), l.Spawn)
+			}
+			if err != nil {
+				return err
 			}
 			began := time.Now()
 			r, err := c.Stop(cmd.Context())
@@ -87,9 +90,9 @@ func (a *app) hostStop() *cobra.Command {
 			}
 			return a.print(r, func() {
 				for _, row := range r.Sandboxes {
-					fmt.Fprintf(a.out, "%s: %s after %s %s\n", row.Name, row.Phase, seconds(row.Millis), row.Problem)
+					fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s: %s after %s  %s", row.Name, row.Phase, seconds(row.Millis), oneLine(row.Problem)), " "))
 				}
-				fmt.Fprintf(a.out, "host stopped, %d sandboxes, %s\n", len(r.Sandboxes), seconds(time.Since(began).Milliseconds()))
+				fmt.Fprintf(a.out, "host stopped, %s, %s\n", count(len(r.Sandboxes), "sandbox", "sandboxes"), seconds(time.Since(began).Milliseconds()))
 			})
 		},
 	}
@@ -99,13 +102,13 @@ func (a *app) hostStop() *cobra.Command {
 func (a *app) hostServe() *cobra.Command {
 	var idle float64
 	cmd := &cobra.Command{
-		Use: "serve", Short: "Be the host, in the foreground", Args: args(0, 0, "host serve"),
+		Use: "serve", Short: "Be the host, in the foreground", Args: args(0, 0, "host serve"), Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := a.local()
 			if err != nil {
 				return err
 			}
-			if idle < 0 {
+			if !(idle >= 0 && idle <= 1e6) { // not a number either
 				return &api.Error{Kind: api.KindUsage, Message: "--idle-timeout must be minutes, or 0 for never"}
 			}
 			err = l.Serve(cmd.Context(), time.Duration(idle*float64(time.Minute)))

@@ -25,6 +25,9 @@ func (a *app) imageImport() *cobra.Command {
 		Example: "  doz image import lab lab.tar\n  doz image import debian ./oci-layout",
 		Args:    args(2, 2, "image import NAME PATH"),
 		RunE: func(cmd *cobra.Command, words []string) error {
+			if err := name(words[0]); err != nil {
+				return err
+			}
 			path, err := filepath.Abs(words[1])
 			if err != nil {
 				return &api.Error{Kind: api.KindFailed, Message: err.Error()}
@@ -85,6 +88,7 @@ func (a *app) imageRm() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use: "rm NAME", Short: "Remove an image that no sandbox is made from", Args: args(1, 1, "image rm NAME [--yes]"),
+		ValidArgsFunction: a.completeImage,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			l, err := a.local()
 			if err != nil {

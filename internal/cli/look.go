@@ -66,7 +66,7 @@ func notes(v api.Sandbox) string {
 	if v.Unresponsive {
 		notes = append(notes, "unresponsive")
 	}
-	if v.Phase == api.Damaged {
+	if v.Phase == api.Damaged || v.Phase == api.Failed {
 		notes = append(notes, v.Problem)
 	}
 	return strings.Join(notes, ", ")
@@ -75,7 +75,11 @@ func notes(v api.Sandbox) string {
 func (a *app) inspect() *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect NAME", Short: "Show everything about a sandbox, as JSON", Args: args(1, 1, "inspect NAME"),
+		ValidArgsFunction: a.completeSandbox,
 		RunE: func(cmd *cobra.Command, names []string) error {
+			if err := name(names[0]); err != nil {
+				return err
+			}
 			c, l, err := a.reader(cmd.Context())
 			if err != nil {
 				return err
@@ -89,9 +93,7 @@ func (a *app) inspect() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			e := json.NewEncoder(a.out)
-			e.SetIndent("", "  ")
-			return e.Encode(v)
+			return a.document(v)
 		},
 	}
 }
@@ -99,7 +101,15 @@ func (a *app) inspect() *cobra.Command {
 func (a *app) events() *cobra.Command {
 	return &cobra.Command{
 		Use: "events [NAME]", Short: "Follow what happens to sandboxes", Args: args(0, 1, "events [NAME]"),
+		Long: `Follow what happens to sandboxes, from now on: phases they come to, and the timed steps
+on the way. With --json a line is one event.`,
+		ValidArgsFunction: a.completeSandbox,
 		RunE: func(cmd *cobra.Command, names []string) error {
+			for _, n := range names {
+				if err := name(n); err != nil {
+					return err
+				}
+			}
 			c, err := a.connect(cmd.Context(), nil)
 			if err != nil {
 				return err
@@ -115,7 +125,7 @@ func (a *app) events() *cobra.Command {
 				} else if what == "" {
 					what = e.Event
 				}
-				fmt.Fprintf(a.out, "%s  %-20s %s  %s\n", e.At.Local().Format("15:04:05.000"), e.Name, what, e.Note)
+				fmt.Fprintf(a.out, "%s  %-20s %s  %s\n", e.At.Local().Format("15:04:05.000"), e.Name, oneLine(what), oneLine(e.Note))
 			})
 		},
 	}
@@ -126,8 +136,20 @@ func (a *app) console() *cobra.Command {
 	var number int
 	cmd := &cobra.Command{
 		Use: "console NAME", Short: "Show what a sandbox printed while it booted",
-		Args: args(1, 1, "console NAME [--follow | --list | --steps] [--boot N]"),
+		Long: `Show what a sandbox printed while it booted. The last five boots are kept, whether or
+not the sandbox runs.`,
+		Example: "  doz console a1 --steps       where the time of the latest boot went\n  doz console a1 --list        the kept boots\n  doz console a1 --boot 2      the one before the latest",
+		Args:    args(1, 1, "console NAME [--follow | --list | --steps] [--boot N]"), ValidArgsFunction: a.completeSandbox,
 		RunE: func(cmd *cobra.Command, names []string) error {
+			if err := name(names[0]); err != nil {
+				return err
+			}
+			if number < 1 {
+				return &api.Error{Kind: api.KindUsage, Message: "--boot must be 1, for the latest, or more"}
+			}
+			if follow && list || (follow || list) && (steps || cmd.Flags().Changed("boot")) {
+				return &api.Error{Kind: api.KindUsage, Message: "--follow and --list each go with no other of --follow, --list, --steps and --boot"}
+			}
 			l, err := a.local()
 			if err != nil {
 				return err
@@ -138,7 +160,13 @@ func (a *app) console() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return c.Console(cmd.Context(), names[0], func(text string) { io.WriteString(a.out, harmless(text)) })
+				return c.Console(cmd.Context(), names[0], func(text string) {
+					if a.json {
+						json.NewEncoder(a.out).Encode(api.ConsoleText{Event: "console", Text: text})
+						return
+					}
+					io.WriteString(a.out, harmless(text))
+				})
 			case list:
 				boots, err := l.Boots(names[0])
 				if err != nil {
@@ -197,6 +225,11 @@ func harmless(s string) string {
 	}, s)
 }
 
+// oneLine is harmless text on one line.
+func oneLine(s string) string {
+	return strings.NewReplacer("\n", " ", "\t", " ").Replace(harmless(s))
+}
+
 // table aligns columns.
 type table struct{ w *tabwriter.Writer }
 
@@ -210,7 +243,7 @@ func newTable(w io.Writer, head ...string) table {
 
 func (t table) row(cells ...string) {
 	for i := range cells {
-		cells[i] = harmless(strings.ReplaceAll(cells[i], "\n", " "))
+		cells[i] = oneLine(cells[i])
 	}
 	fmt.Fprintln(t.w, strings.TrimRight(strings.Join(cells, "\t"), "\t "))
 }
@@ -228,6 +261,14 @@ func size(n int64) string {
 		return fmt.Sprintf("%d MiB", n>>20)
 	}
 	return fmt.Sprintf("%d KiB", n>>10)
+}
+
+// count is a number of things for people.
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
 }
 
 // seconds is a duration for people.

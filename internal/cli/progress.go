@@ -51,7 +51,7 @@ func (s *steps) show(p api.Progress) {
 	if !s.a.verbose && time.Since(s.began) < patience {
 		return
 	}
-	fmt.Fprintf(s.a.err, "\r\x1b[K%s: %s %s", s.title, harmless(p.Step), amount(p))
+	fmt.Fprintf(s.a.err, "\r\x1b[K%s: %s %s", s.title, oneLine(p.Step), amount(p))
 	s.drawn = true
 }
 
@@ -61,7 +61,7 @@ func (s *steps) line(p api.Progress) {
 		return
 	}
 	s.last = p.Step
-	s.pending = append(s.pending, fmt.Sprintf("%s: %s\n", s.title, harmless(p.Step)))
+	s.pending = append(s.pending, fmt.Sprintf("%s: %s\n", s.title, oneLine(p.Step)))
 	if s.a.verbose || time.Since(s.began) >= patience {
 		for _, line := range s.pending {
 			fmt.Fprint(s.a.err, line)

@@ -21,6 +21,9 @@ func (a *app) create() *cobra.Command {
 		Args:    args(1, 1, "create NAME [--image IMAGE]"),
 		RunE: func(cmd *cobra.Command, names []string) (err error) {
 			r.Name = names[0]
+			if err := name(r.Name); err != nil {
+				return err
+			}
 			if r.MemoryMiB, err = mebibytes("--memory", memory); err != nil {
 				return err
 			}
@@ -49,6 +52,7 @@ func (a *app) create() *cobra.Command {
 	f.BoolVar(&audio, "audio", false, "give it this computer's microphone and speakers (not built yet)")
 	f.BoolVar(&isolated, "isolated", false, "share no folder of this computer (always so, so far)")
 	f.BoolVar(&start, "start", false, "start it")
+	cmd.RegisterFlagCompletionFunc("image", a.completeImage)
 	return cmd
 }
 
@@ -77,8 +81,11 @@ func (a *app) runCreate(ctx context.Context, r api.CreateRequest, start bool) er
 func (a *app) start() *cobra.Command {
 	return &cobra.Command{
 		Use: "start NAME", Aliases: []string{"cold-boot"}, Short: "Start a sandbox",
-		Args: args(1, 1, "start NAME"),
+		Args: args(1, 1, "start NAME"), ValidArgsFunction: a.completeSandbox,
 		RunE: func(cmd *cobra.Command, names []string) error {
+			if err := name(names[0]); err != nil {
+				return err
+			}
 			steps := a.steps("start " + names[0])
 			defer steps.end()
 			c, err := a.connect(cmd.Context(), steps.show)
@@ -106,8 +113,11 @@ func (a *app) shutdown() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use: "shutdown NAME", Short: "End a sandbox's programs; its disk is kept",
-		Args: args(1, 1, "shutdown NAME [--yes]"),
+		Args: args(1, 1, "shutdown NAME [--yes]"), ValidArgsFunction: a.completeSandbox,
 		RunE: func(cmd *cobra.Command, names []string) error {
+			if err := name(names[0]); err != nil {
+				return err
+			}
 			c, err := a.connect(cmd.Context(), nil)
 			if err != nil {
 				return err
@@ -138,8 +148,11 @@ func (a *app) rm() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use: "rm NAME", Short: "Remove a sandbox and everything in it",
-		Args: args(1, 1, "rm NAME [--yes]"),
+		Args: args(1, 1, "rm NAME [--yes]"), ValidArgsFunction: a.completeSandbox,
 		RunE: func(cmd *cobra.Command, names []string) error {
+			if err := name(names[0]); err != nil {
+				return err
+			}
 			c, err := a.connect(cmd.Context(), nil)
 			if err != nil {
 				return err

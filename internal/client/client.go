@@ -32,43 +32,60 @@ func New(socket string, progress func(api.Progress)) *Client {
 	return &Client{socket: socket, progress: progress}
 }
 
-// How long a started host may take to answer.
-const startWait = 15 * time.Second
+// How long a host may take to answer a ping, and a started one to be there: it first
+// takes over what runs.
+const answerWait = 15 * time.Second
+
+const logHint = "see what it has to say in the store's host.log"
+
+var (
+	// ErrNoHost means that nobody listens on the socket.
+	ErrNoHost = &api.Error{Kind: api.KindUnavailable, Message: "no host runs", Hint: "start one with: doz host start"}
+
+	errSilent = &api.Error{Kind: api.KindUnavailable, Message: "the host does not answer", Hint: logHint}
+	errEnded  = &api.Error{Kind: api.KindUnavailable, Message: "the host ended before it answered", Hint: "try again: the next command starts another, which takes over what runs"}
+	errLost   = &api.Error{Kind: api.KindUnavailable, Message: "the host ended while the program ran", Hint: "see what still runs with: doz ls"}
+)
 
 // Connect finds the host, or starts one with spawn, which gives a function that
 // tells why the started process ended, if it has. A nil spawn starts none.
 func (c *Client) Connect(ctx context.Context, spawn func() (ended func() error, err error)) (api.Status, error) {
 	status, err := c.Ping(ctx)
-	if err == nil || spawn == nil || !errors.Is(err, errNoHost) {
+	// A host that ended with our ping unanswered was on its way out: the next one
+	// waits for it.
+	if spawn == nil || !errors.Is(err, ErrNoHost) && !errors.Is(err, errEnded) {
 		return status, err
 	}
 	ended, err := spawn()
 	if err != nil {
 		return status, &api.Error{Kind: api.KindUnavailable, Message: err.Error()}
 	}
-	ctx, cancel := context.WithTimeout(ctx, startWait)
+	within, cancel := context.WithTimeout(ctx, answerWait)
 	defer cancel()
 	for {
-		if status, err = c.Ping(ctx); err == nil {
-			return status, nil
+		if status, err = c.Ping(within); answered(err) {
+			return status, err
 		}
-		if err := ended(); err != nil {
+		if why := ended(); why != nil {
 			// Another host may have been quicker, and answers in a moment.
-			if status, again := c.Ping(ctx); again == nil {
-				return status, nil
+			if status, err = c.Ping(within); answered(err) {
+				return status, err
 			}
-			return status, &api.Error{Kind: api.KindUnavailable, Message: fmt.Sprintf("the host did not start: %v", err), Hint: "see what it has to say in the store's host.log"}
+			return status, &api.Error{Kind: api.KindUnavailable, Message: fmt.Sprintf("the host did not start: %v", why), Hint: logHint}
 		}
 		select {
-		case <-ctx.Done():
-			return status, &api.Error{Kind: api.KindUnavailable, Message: "the host does not answer", Hint: "see what it has to say in the store's host.log"}
+		case <-within.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return status, ctx.Err()
+			}
+			return status, errSilent
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
 }
 
-// errNoHost means that nobody listens on the socket.
-var errNoHost = &api.Error{Kind: api.KindUnavailable, Message: "no host runs", Hint: "start one with: doz host start"}
+// answered says whether a ping's result is a host's, its refusal of us included.
+func answered(err error) bool { return err == nil || api.AsError(err).Kind == api.KindVersion }
 
 // open sends a request.
 func (c *Client) open(ctx context.Context, op string, args any) (*wire.Conn, error) {
@@ -76,12 +93,17 @@ func (c *Client) open(ctx context.Context, op string, args any) (*wire.Conn, err
 	conn, err := d.DialContext(ctx, "unix", c.socket)
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-			return nil, errNoHost
+			return nil, ErrNoHost
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
 		}
 		return nil, &api.Error{Kind: api.KindUnavailable, Message: fmt.Sprintf("cannot reach the host: %v", err)}
 	}
 	w := wire.New(conn)
-	if err := w.Request(op, args); err != nil {
+	// A host that takes no request may still have said why: its answer tells.
+	var broken *net.OpError
+	if err := w.Request(op, args); err != nil && !errors.As(err, &broken) {
 		conn.Close()
 		return nil, &api.Error{Kind: api.KindUsage, Message: err.Error()}
 	}
@@ -93,7 +115,7 @@ func (c *Client) answer(w *wire.Conn, result any) error {
 	for {
 		line, err := w.ReadLine()
 		if err != nil {
-			return lost(err)
+			return lost(err, errEnded)
 		}
 		var m struct {
 			api.Progress
@@ -119,10 +141,10 @@ func (c *Client) answer(w *wire.Conn, result any) error {
 	}
 }
 
-// lost is what a broken connection means.
-func lost(err error) error {
+// lost is what a broken connection means; ended when it is its end.
+func lost(err error, ended *api.Error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-		return &api.Error{Kind: api.KindUnavailable, Message: "the host ended before it answered", Hint: "try again: the next command starts another, which takes over what runs"}
+		return ended
 	}
 	return &api.Error{Kind: api.KindUnavailable, Message: fmt.Sprintf("the connection to the host broke: %v", err)}
 }
@@ -144,8 +166,25 @@ func call[R any](ctx context.Context, c *Client, op string, args any) (R, error)
 	return result, err
 }
 
+// Ping asks the host who it is. It does not wait for ever, and refuses a host of
+// another protocol version.
 func (c *Client) Ping(ctx context.Context) (api.Status, error) {
-	return call[api.Status](ctx, c, api.OpPing, nil)
+	within, cancel := context.WithTimeout(ctx, answerWait)
+	defer cancel()
+	status, err := call[api.Status](within, c, api.OpPing, nil)
+	switch {
+	case err != nil && errors.Is(ctx.Err(), context.Canceled):
+		return status, ctx.Err()
+	case err != nil && within.Err() != nil:
+		return status, errSilent
+	case err == nil && status.ProtocolVersion != api.Version:
+		return status, &api.Error{
+			Kind:    api.KindVersion,
+			Message: fmt.Sprintf("the host is doz %s and speaks protocol version %d, not %d", status.Version, status.ProtocolVersion, api.Version),
+			Hint:    fmt.Sprintf("end it, with what runs: kill %d; the next command starts one of this version", status.PID),
+		}
+	}
+	return status, err
 }
 
 func (c *Client) Stop(ctx context.Context) (api.StopResult, error) {

@@ -10,7 +10,9 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -119,7 +121,76 @@ func TestNoHost(t *testing.T) {
 	wantError(t, err, api.KindUnavailable, "the disk is full")
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err = c.Connect(ctx, func() (func() error, error) { cancel(); return func() error { return nil }, nil })
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled, got %v", err)
+	}
+	_, err = New(filepath.Join(t.TempDir(), strings.Repeat("x", 200)), nil).Connect(t.Context(), nil)
+	wantError(t, err, api.KindUnavailable, "cannot reach the host")
+}
+
+// A host that takes a connection and says nothing is waited for, but not for ever.
+func TestSilentHost(t *testing.T) {
+	socket := host(t, func(w *wire.Conn, _ []byte) { w.Read(make([]byte, 1)) })
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := New(socket, nil).Connect(ctx, func() (func() error, error) {
+		t.Error("another host was started beside it")
+		return nil, errors.New("no")
+	})
 	wantError(t, err, api.KindUnavailable, "does not answer")
+}
+
+func TestHostOfAnotherVersion(t *testing.T) {
+	spawn := func() (func() error, error) {
+		t.Error("another host was started beside it")
+		return nil, errors.New("no")
+	}
+	newer := host(t, func(w *wire.Conn, _ []byte) { w.Reply(api.Status{Version: "9.1", ProtocolVersion: 9, PID: 4242}, nil) })
+	_, err := New(newer, nil).Connect(t.Context(), spawn)
+	wantError(t, err, api.KindVersion, "the host is doz 9.1 and speaks protocol version 9, not 1")
+	if hint := api.AsError(err).Hint; !strings.Contains(hint, "kill 4242") {
+		t.Errorf("the hint is %q", hint)
+	}
+	older := host(t, func(w *wire.Conn, _ []byte) { w.Reply(nil, &api.Error{Kind: api.KindVersion, Message: "too new"}) })
+	_, err = New(older, nil).Connect(t.Context(), spawn)
+	wantError(t, err, api.KindVersion, "too new")
+}
+
+// What a host says before it has read a request that it does not want is heard.
+func TestRefusedUnread(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "host.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		wire.New(conn).Reply(nil, &api.Error{Kind: api.KindUnavailable, Message: "too many clients"})
+		conn.Close()
+	}()
+	// Longer than what fits in the socket, so that writing it fails.
+	_, err = New(socket, nil).Create(t.Context(), api.CreateRequest{Name: "a1", Image: strings.Repeat("x", 900<<10)})
+	wantError(t, err, api.KindUnavailable, "too many clients")
+}
+
+// A host that goes away as we ask is followed by the next one.
+func TestConnectToAHostOnItsWayOut(t *testing.T) {
+	var asked atomic.Int32
+	socket := host(t, func(w *wire.Conn, _ []byte) {
+		if asked.Add(1) > 1 {
+			w.Reply(api.Status{PID: 8, ProtocolVersion: api.Version}, nil)
+		}
+	})
+	status, err := New(socket, nil).Connect(t.Context(), func() (func() error, error) {
+		return func() error { return nil }, nil
+	})
+	if err != nil || status.PID != 8 {
+		t.Errorf("got %+v, %v", status, err)
+	}
 }
 
 func TestConnectStartsAHost(t *testing.T) {
@@ -135,7 +206,7 @@ func TestConnectStartsAHost(t *testing.T) {
 				}
 				w := wire.New(conn)
 				w.ReadLine()
-				w.Reply(api.Status{PID: 7}, nil)
+				w.Reply(api.Status{PID: 7, ProtocolVersion: api.Version}, nil)
 				conn.Close()
 			}
 		}()
@@ -243,7 +314,7 @@ func TestExecEndsBadly(t *testing.T) {
 		kind api.Kind
 		want string
 	}{
-		"the host dies in the stream": {ok + string(guest.FrameHeader(guest.Stdout, 5)) + "hello", api.KindUnavailable, "ended before it answered"},
+		"the host dies in the stream": {ok + string(guest.FrameHeader(guest.Stdout, 5)) + "hello", api.KindUnavailable, "the host ended while the program ran"},
 		"the host dies in a frame":    {ok + string(guest.FrameHeader(guest.Stdout, 50)) + "hello", api.KindUnavailable, "within a frame"},
 		"a frame that is too long":    {ok + "\x01\xff\xff\xff\xff", api.KindUnavailable, "too long"},
 		"the sandbox ends":            {ok + string(guest.FrameHeader(guest.Failure, 0)), api.KindFailed, "ended while the program ran"},

@@ -49,7 +49,7 @@ func receive(frames *guest.FrameReader, streams IO) (guest.ExitStatus, error) {
 	for {
 		typ, payload, err := frames.Read()
 		if err != nil {
-			return guest.ExitStatus{}, lost(err)
+			return guest.ExitStatus{}, lost(err, errLost)
 		}
 		switch typ {
 		case guest.Stdout:
