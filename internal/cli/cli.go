@@ -95,7 +95,8 @@ type app struct {
 func Main(deps Deps, args []string, in io.Reader, out, errw io.Writer) int {
 	written := &output{w: out}
 	a := &app{deps: deps, in: in, out: written, err: errw}
-	ctx, stop := a.interruptible(context.Background())
+	// exec takes these signals itself.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	root := a.root()
 	root.SetArgs(args)
@@ -132,11 +133,6 @@ func wantsJSON(args []string) bool {
 		args = args[:i]
 	}
 	return slices.Contains(args, "--json")
-}
-
-// interruptible is ended by Ctrl-C and its like. exec takes these signals itself.
-func (a *app) interruptible(ctx context.Context) (context.Context, func()) {
-	return signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 }
 
 // report prints an error in the form asked for and gives its exit code.

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"dozable.com/doz/internal/api"
+	"dozable.com/doz/internal/client"
 )
 
 func (a *app) create() *cobra.Command {
@@ -115,17 +116,10 @@ func (a *app) shutdown() *cobra.Command {
 		Use: "shutdown NAME", Short: "End a sandbox's programs; its disk is kept",
 		Args: args(1, 1, "shutdown NAME [--yes]"), ValidArgsFunction: a.completeSandbox,
 		RunE: func(cmd *cobra.Command, names []string) error {
-			if err := name(names[0]); err != nil {
-				return err
-			}
-			c, err := a.connect(cmd.Context(), nil)
+			c, err := a.agreed(cmd.Context(), names[0], yes, func(v api.Sandbox) string {
+				return fmt.Sprintf("shut down sandbox %q and end every program in it?", v.Name)
+			})
 			if err != nil {
-				return err
-			}
-			if _, err := c.Inspect(cmd.Context(), names[0]); err != nil {
-				return err
-			}
-			if err := a.confirm(yes, fmt.Sprintf("shut down sandbox %q and end every program in it?", names[0])); err != nil {
 				return err
 			}
 			v, err := c.Shutdown(cmd.Context(), names[0])
@@ -144,24 +138,32 @@ func (a *app) shutdown() *cobra.Command {
 	return cmd
 }
 
+// agreed connects, finds the sandbox and then asks about it.
+func (a *app) agreed(ctx context.Context, sandbox string, yes bool, question func(api.Sandbox) string) (*client.Client, error) {
+	if err := name(sandbox); err != nil {
+		return nil, err
+	}
+	c, err := a.connect(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	v, err := c.Inspect(ctx, sandbox)
+	if err != nil {
+		return nil, err
+	}
+	return c, a.confirm(yes, question(v))
+}
+
 func (a *app) rm() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use: "rm NAME", Short: "Remove a sandbox and everything in it",
 		Args: args(1, 1, "rm NAME [--yes]"), ValidArgsFunction: a.completeSandbox,
 		RunE: func(cmd *cobra.Command, names []string) error {
-			if err := name(names[0]); err != nil {
-				return err
-			}
-			c, err := a.connect(cmd.Context(), nil)
+			c, err := a.agreed(cmd.Context(), names[0], yes, func(v api.Sandbox) string {
+				return fmt.Sprintf("remove sandbox %q (%s, image %s) and everything in it?", v.Name, v.Phase, v.Image)
+			})
 			if err != nil {
-				return err
-			}
-			v, err := c.Inspect(cmd.Context(), names[0])
-			if err != nil {
-				return err
-			}
-			if err := a.confirm(yes, fmt.Sprintf("remove sandbox %q (%s, image %s) and everything in it?", v.Name, v.Phase, v.Image)); err != nil {
 				return err
 			}
 			if err := c.Remove(cmd.Context(), names[0]); err != nil {

@@ -336,9 +336,9 @@ func TestNestedForEver(t *testing.T) {
 }
 
 func TestTooLarge(t *testing.T) {
-	s, err := open(t, put(t, "x", gzipped(t, make([]byte, 1<<20))))
+	_, err := open(t, put(t, "x", gzipped(t, make([]byte, 1<<20))))
 	checkError(t, err, api.KindUsage, "holds nothing")
-	s, err = open(t, put(t, "x", gzipped(t, tarOf(t, entry{name: "zeros", content: string(make([]byte, 1<<20))}))))
+	s, err := open(t, put(t, "x", gzipped(t, tarOf(t, entry{name: "zeros", content: string(make([]byte, 1<<20))}))))
 	if err != nil {
 		t.Fatal(err)
 	}

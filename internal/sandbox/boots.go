@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -196,12 +197,12 @@ func ConsoleFile(s *store.Store, name string, number int) string {
 
 // writeQuick puts a record in place whole, without waiting for the disk.
 func writeQuick(path string, v any) error {
-	data, err := marshal(v)
+	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err
 	}
 	tmp := filepath.Join(filepath.Dir(path), ".tmp-"+randomHex(4))
-	if err := os.WriteFile(tmp, data, 0o600); err != nil {
+	if err := os.WriteFile(tmp, append(data, '\n'), 0o600); err != nil {
 		os.Remove(tmp)
 		return err
 	}

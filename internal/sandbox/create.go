@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -75,8 +76,8 @@ func (m *Manager) newRecord(ctx context.Context, req api.CreateRequest, base Bas
 	now := time.Now()
 	r := record{
 		Schema: recordSchema, Name: req.Name, Created: now, Image: base.Name, ImageKey: base.Key,
-		CPUs: or(req.CPUs, defaultCPUs), MemoryMiB: or(req.MemoryMiB, or(base.MemoryMiB, defaultMemoryMiB)),
-		DiskGiB: or(req.DiskGiB, max(defaultDiskGiB, int((base.SizeBytes+1<<30-1)>>30))), Network: "none",
+		CPUs: cmp.Or(req.CPUs, defaultCPUs), MemoryMiB: cmp.Or(req.MemoryMiB, base.MemoryMiB, defaultMemoryMiB),
+		DiskGiB: cmp.Or(req.DiskGiB, max(defaultDiskGiB, int((base.SizeBytes+1<<30-1)>>30))), Network: "none",
 		Kernel: kernel, MachineType: features.MachineType, Token: randomHex(16), MachineID: randomHex(16),
 		Phase: api.Off, Since: now,
 	}
@@ -174,13 +175,6 @@ func (m *Manager) sweep() {
 			}
 		}
 	}
-}
-
-func or(v, otherwise int) int {
-	if v == 0 {
-		return otherwise
-	}
-	return v
 }
 
 // randomHex is n random bytes in hex.

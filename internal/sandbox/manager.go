@@ -295,13 +295,3 @@ func (m *Manager) Running() int {
 	}
 	return n
 }
-
-// ImagesInUse maps each image name and key to the sandboxes made from it.
-func (m *Manager) ImagesInUse() map[[2]string][]string {
-	use := map[[2]string][]string{}
-	for _, v := range m.List() {
-		k := [2]string{v.Image, v.ImageKey}
-		use[k] = append(use[k], v.Name)
-	}
-	return use
-}

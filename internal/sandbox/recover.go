@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"sync"
 	"time"
@@ -108,9 +107,4 @@ func (m *Manager) lost(b *box, why error) {
 	if err != nil {
 		m.log.Error("cannot record a lost machine", "sandbox", b.name, "error", err)
 	}
-}
-
-func marshal(v any) ([]byte, error) {
-	data, err := json.MarshalIndent(v, "", "  ")
-	return append(data, '\n'), err
 }

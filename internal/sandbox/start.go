@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -224,7 +225,7 @@ func (m *Manager) connect(ctx context.Context, b *box, machine vm.Machine) (gues
 	go func() {
 		select {
 		case e := <-exit:
-			cancel(fmt.Errorf("its machine ended while it booted: %s", orText(e.Text, "powered off")))
+			cancel(fmt.Errorf("its machine ended while it booted: %s", cmp.Or(e.Text, "powered off")))
 		case <-ctx.Done():
 		}
 	}()
@@ -260,13 +261,6 @@ func because(ctx context.Context, err error) error {
 		return cause
 	}
 	return err
-}
-
-func orText(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }
 
 // talk gives a session with the running guest, a new one when the last has ended.

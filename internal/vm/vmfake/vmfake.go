@@ -147,7 +147,6 @@ type machine struct {
 	line   *line
 
 	mu      sync.Mutex
-	paused  bool
 	exit    *vm.Exit
 	waiters []chan vm.Exit
 }
