@@ -114,7 +114,7 @@ func (m *Manager) makeFolder(ctx context.Context, b *box, base Base) (err error)
 		}
 	}()
 	m.step(b, "create/folder")
-	if err := m.engine.CreateDisk(ctx, tmp.Root(), base.Disk, int64(b.record.DiskGiB)<<30); err != nil {
+	if err := m.engine.CreateDisk(ctx, tmp.Root(), int64(b.record.DiskGiB)<<30); err != nil {
 		return err
 	}
 	m.step(b, "create/disk")

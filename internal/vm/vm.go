@@ -22,20 +22,22 @@ type Engine interface {
 	// says what is missing.
 	Probe(ctx context.Context) (Features, error)
 
-	// CreateDisk makes a writable disk at path, at least size bytes large, whose
-	// content is that of the read-only disk base (raw) until it is written to. An
-	// empty base makes a blank disk. It fails when path exists. The file is
-	// durable when CreateDisk returns.
-	CreateDisk(ctx context.Context, path, base string, size int64) error
+	// CreateDisk makes an empty overlay at path: a disk of size bytes that reads as
+	// what lies under it (Disk.Layers, Disk.Base), or zeroes beyond that, until it is
+	// written to. It fails when path exists. The file is durable when CreateDisk
+	// returns.
+	CreateDisk(ctx context.Context, path string, size int64) error
 
-	// Start boots a machine. When it returns without error the machine's
-	// processors run. When it fails nothing is left running, and no file of the
-	// machine's is left in Config.Dir. The machine outlives ctx and this process.
+	// Start boots a machine, or loads one when Config.Restore names a saved state.
+	// When it returns without error a booted machine's processors run, and a loaded
+	// one's stand where they were saved until Resume. When it fails nothing is left
+	// running, no file of the machine's is left in Config.Dir, and what was saved is
+	// as it was. The machine outlives ctx and this process.
 	Start(ctx context.Context, c Config) (Machine, error)
 
 	// Adopt takes up a machine that another process started from the same
-	// Config.Dir and that still runs. ErrNoMachine when there is none (what is
-	// left of it has been cleaned up then).
+	// Config.Dir and that still runs; its processors run or stand as they did.
+	// ErrNoMachine when there is none (what is left of it has been cleaned up then).
 	Adopt(ctx context.Context, c Config) (Machine, error)
 
 	// KillLeftover ends the machine that runs from dir, even one that does not
@@ -49,6 +51,19 @@ type Machine interface {
 	// Pause stops the processors; Resume lets them go on. Both are idempotent.
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
+
+	// Save writes the state of a paused machine's devices to a new file at path. With
+	// the memory file and the disks as they are now it is all of the machine: one
+	// started from the same Config with Restore carries on from this instant. All of
+	// it is durable when Save returns. The machine stays, paused; once it is resumed
+	// what was saved is worth nothing, unless memory and disks were copied before.
+	// When Save fails there is no file, and the machine can be resumed.
+	Save(ctx context.Context, path string) error
+
+	// SwitchDisk has the machine write what it writes to disk number i from now on to
+	// overlay, an empty disk CreateDisk made, of the same size. The file written to
+	// until now lies under it and is not changed any more. The machine is paused.
+	SwitchDisk(ctx context.Context, i int, overlay string) error
 
 	// DialGuest opens the guest channel: the byte stream to the guest's end. On an
 	// engine with a single stream (QEMU's serial port) a second dial closes the
@@ -82,14 +97,16 @@ type Config struct {
 	Name      string // shown in process lists
 	CPUs      int    // 1-64
 	MemoryMiB int    // 256-262144
-	// MemoryFile is the file that is the machine's memory: a shared mapping,
-	// emptied and made sparse by Start. It stays when the machine has ended; the
-	// caller removes it.
+	// MemoryFile is the file that is the machine's memory: a shared mapping. Start
+	// empties it and makes it sparse, unless it restores: then it is the memory that
+	// was saved. It stays when the machine has ended; the caller removes it.
 	MemoryFile string
-	Kernel     string   // path of the kernel in the form the engine boots (Features.Arch)
-	Initrd     string   // path of the initramfs
-	Cmdline    []string // the guest's own words; the engine adds what its devices need
-	Disks      []Disk   // in order: /dev/vda, /dev/vdb, …
+	// Restore is a file that Save wrote; "" boots.
+	Restore string
+	Kernel  string   // path of the kernel in the form the engine boots (Features.Arch)
+	Initrd  string   // path of the initramfs
+	Cmdline []string // the guest's own words; the engine adds what its devices need
+	Disks   []Disk   // in order: /dev/vda, /dev/vdb, …
 	// ConsoleFile receives what the guest prints on its console, at most
 	// ConsoleLimit bytes of it (0: 1 MiB); a line in the file says when more was
 	// dropped. Start empties it, Adopt appends. "" keeps nothing.
@@ -103,9 +120,12 @@ type Config struct {
 
 // Disk is one block device.
 type Disk struct {
-	Path     string
-	Base     string // the read-only raw disk under an overlay made by CreateDisk; "" when there is none
-	Format   Format
+	Path   string
+	Format Format
+	// Under an overlay lie, unchanged, other overlays, the uppermost first, and then a
+	// raw disk; "" when there is none.
+	Layers   []string
+	Base     string
 	ReadOnly bool
 	// Scratch disks may lose what was written when this computer loses power; for
 	// builders, which start over.
@@ -117,7 +137,7 @@ type Format string
 
 const (
 	Raw     Format = "raw"
-	Overlay Format = "overlay" // as CreateDisk writes it
+	Overlay Format = "overlay" // as CreateDisk makes it
 )
 
 // Features is what an engine can do on this computer.
@@ -152,6 +172,9 @@ var (
 	ErrNoMachine = errors.New("no machine runs there")
 	// ErrEnded means that the machine has ended meanwhile.
 	ErrEnded = errors.New("the machine has ended")
+	// ErrNoState means that what was to be restored is not whole, or is another
+	// machine's.
+	ErrNoState = errors.New("the saved state cannot be loaded")
 	// ErrUnresponsive means that the machine did not answer in time.
 	ErrUnresponsive = errors.New("the machine does not answer")
 )

@@ -19,7 +19,15 @@ const (
 	fdMonitor = 3 + iota
 	fdConsole
 	fdGuest
+	fdDisks // the first of two for each disk that is written to, in order
 )
+
+// fdSet is the set of descriptors that QEMU opens writable disk number i through.
+// Pushing an overlay over a disk has QEMU open it again, only to be read, and it can
+// open no files by then.
+func fdSet(i int) int { return i + 1 }
+
+func fdSetPath(set int) string { return fmt.Sprintf("/dev/fdset/%d", set) }
 
 // Slots on the root bus. A machine's devices stand at fixed places, so that the same
 // Config makes the same machine.
@@ -68,9 +76,20 @@ func (p *probed) arguments(c vm.Config) []string {
 	}
 	args = append(args, board(c.MachineType, ",memory-backend=memory")...)
 	args = append(args, processor(p.Features)...)
+	fd := fdDisks
 	for i, d := range c.Disks {
+		if !d.ReadOnly {
+			for range openModes {
+				args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%d", fd, fdSet(i)))
+				fd++
+			}
+			d.Path = fdSetPath(fdSet(i))
+		}
 		args = append(args, "-blockdev", toJSON(blockdev(d, fmt.Sprintf("disk%d", i))),
-			"-device", fmt.Sprintf("virtio-blk-pci,id=vd%c,drive=disk%d,addr=%#x", 'a'+i, i, slotDisks+i))
+			"-device", fmt.Sprintf("virtio-blk-pci,id=%s,drive=disk%d,addr=%#x", diskID(i), i, slotDisks+i))
+	}
+	if c.Restore != "" {
+		args = append(args, "-incoming", "defer")
 	}
 	return append(args, confinement(p.Features)...)
 }
@@ -124,6 +143,9 @@ func kernelWords(f vm.Features, cpus int, tscKHz int64) []string {
 	return words
 }
 
+// diskID names disk number i as the guest does.
+func diskID(i int) string { return fmt.Sprintf("vd%c", 'a'+i) }
+
 // blockdev is a disk's files. The chain under an overlay is spelt out, so that
 // nothing a guest could have written into it names other files.
 func blockdev(d vm.Disk, node string) map[string]any {
@@ -136,8 +158,13 @@ func blockdev(d vm.Disk, node string) map[string]any {
 	if d.Format == vm.Overlay {
 		dev["driver"] = "qcow2"
 		dev["backing"] = nil
+		under := dev
+		for _, layer := range d.Layers {
+			next := map[string]any{"driver": "qcow2", "read-only": true, "file": file(layer, true), "backing": nil}
+			under["backing"], under = next, next
+		}
 		if d.Base != "" {
-			dev["backing"] = map[string]any{"driver": "raw", "read-only": true, "file": file(d.Base, true)}
+			under["backing"] = map[string]any{"driver": "raw", "read-only": true, "file": file(d.Base, true)}
 		}
 	}
 	return dev

@@ -71,7 +71,7 @@ func (e *Engine) Start(ctx context.Context, c vm.Config) (vm.Machine, error) {
 	return m, nil
 }
 
-func (e *Engine) start(ctx context.Context, c vm.Config) (_ *machine, err error) {
+func (e *Engine) start(ctx context.Context, c vm.Config) (_ *machine, failed error) {
 	ctx, cancel := context.WithTimeout(ctx, startDeadline)
 	defer cancel()
 	p, err := e.probe(ctx)
@@ -87,15 +87,19 @@ func (e *Engine) start(ctx context.Context, c vm.Config) (_ *machine, err error)
 		running.close()
 		return nil, fmt.Errorf("process %d already runs it", running.pid)
 	}
-	undo, err := freshMemory(c)
-	if err != nil {
+	if c.Restore == "" {
+		undo, err := freshMemory(c)
+		if err != nil {
+			return nil, err
+		}
+		defer func() {
+			if failed != nil {
+				undo()
+			}
+		}()
+	} else if err := savedMemory(c); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			undo()
-		}
-	}()
 	console, err := openConsole(c, true)
 	if err != nil {
 		return nil, err
@@ -109,7 +113,10 @@ func (e *Engine) start(ctx context.Context, c vm.Config) (_ *machine, err error)
 		console.close()
 		m.Kill()
 		if text := words.String(); text != "" && !errors.Is(ctx.Err(), context.Canceled) {
-			return nil, fmt.Errorf("QEMU says: %s", text)
+			err = fmt.Errorf("QEMU says: %s", text)
+		}
+		if c.Restore != "" && ctx.Err() == nil {
+			err = fmt.Errorf("%w: %w", vm.ErrNoState, err)
 		}
 		return nil, err
 	}
@@ -122,7 +129,12 @@ func (e *Engine) launch(p *probed, c vm.Config) (*machine, *lastWords, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	defer closeAll(files)
+	defer func() { closeAll(files) }()
+	disks, err := openDisks(c)
+	if files = append(files, disks...); err != nil {
+		removeSockets(c.Dir)
+		return nil, nil, err
+	}
 	words := &lastWords{}
 	cmd := exec.Command(p.Binary, p.arguments(c)...)
 	cmd.Dir, cmd.ExtraFiles = c.Dir, files
@@ -152,8 +164,28 @@ func (e *Engine) launch(p *probed, c vm.Config) (*machine, *lastWords, error) {
 	return m, words, nil
 }
 
-// begin connects to a machine that was started stopped, and lets it run. The guest
-// channel is connected before the guest can write to it.
+// openModes are the ways a disk that is written to is opened in, one descriptor each.
+var openModes = []int{os.O_RDWR, os.O_RDONLY}
+
+// openDisks opens the disks that are written to, for the machine's process to inherit.
+func openDisks(c vm.Config) (files []*os.File, err error) {
+	for _, d := range c.Disks {
+		if d.ReadOnly {
+			continue
+		}
+		for _, mode := range openModes {
+			f, err := os.OpenFile(d.Path, mode, 0)
+			if err != nil {
+				return files, fmt.Errorf("its disk cannot be opened: %w", err)
+			}
+			files = append(files, f)
+		}
+	}
+	return files, nil
+}
+
+// begin connects to a machine that was started stopped, and lets it run or loads its
+// state. The guest channel is connected before the guest can write to it.
 func (m *machine) begin(ctx context.Context, console *consoleFile) error {
 	if err := m.connect(ctx, console); err != nil {
 		return err
@@ -165,6 +197,9 @@ func (m *machine) begin(ctx context.Context, console *consoleFile) error {
 	m.mu.Lock()
 	m.guest, m.guestUnused = conn, true
 	m.mu.Unlock()
+	if m.config.Restore != "" {
+		return m.load(ctx, m.config.Restore)
+	}
 	return m.Resume(ctx)
 }
 
@@ -196,7 +231,7 @@ func (e *Engine) Adopt(ctx context.Context, c vm.Config) (vm.Machine, error) {
 	}()
 	ctx, cancel := context.WithTimeout(ctx, adoptDeadline)
 	defer cancel()
-	if err := m.takeUp(ctx, console); err != nil {
+	if err := m.connect(ctx, console); err != nil {
 		console.close()
 		m.Detach()
 		if errors.Is(err, vm.ErrEnded) && proc.wait(0) {
@@ -206,22 +241,6 @@ func (e *Engine) Adopt(ctx context.Context, c vm.Config) (vm.Machine, error) {
 		return nil, vm.ErrUnresponsive
 	}
 	return m, nil
-}
-
-// takeUp connects to a machine that another process started.
-func (m *machine) takeUp(ctx context.Context, console *consoleFile) error {
-	if err := m.connect(ctx, console); err != nil {
-		return err
-	}
-	var status struct{ Status string }
-	if err := m.monitor.run(ctx, "query-status", nil, &status); err != nil {
-		return err
-	}
-	if status.Status == "prelaunch" {
-		// Whoever started it ended before it let it run.
-		return m.Resume(ctx)
-	}
-	return nil
 }
 
 // KillLeftover implements vm.Engine.
@@ -266,8 +285,12 @@ func checked(c vm.Config) (vm.Config, error) {
 	c.Disks = append([]vm.Disk(nil), c.Disks...)
 	paths := []*string{&c.Dir, &c.MemoryFile, &c.Kernel, &c.Initrd}
 	for i := range c.Disks {
+		c.Disks[i].Layers = append([]string(nil), c.Disks[i].Layers...)
 		if paths = append(paths, &c.Disks[i].Path); c.Disks[i].Base != "" {
 			paths = append(paths, &c.Disks[i].Base)
+		}
+		for k := range c.Disks[i].Layers {
+			paths = append(paths, &c.Disks[i].Layers[k])
 		}
 	}
 	for _, p := range paths {
@@ -300,6 +323,18 @@ func freshMemory(c vm.Config) (undo func(), err error) {
 		return nil, fmt.Errorf("its memory file cannot be made: %w", err)
 	}
 	return undo, nil
+}
+
+// savedMemory refuses memory that cannot be what was saved.
+func savedMemory(c vm.Config) error {
+	info, err := os.Stat(c.MemoryFile)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: its memory file cannot be read: %w", vm.ErrNoState, err)
+	case info.Size() != int64(c.MemoryMiB)<<20:
+		return fmt.Errorf("%w: its memory file has %d bytes and not %d MiB", vm.ErrNoState, info.Size(), c.MemoryMiB)
+	}
+	return nil
 }
 
 // lastWords keeps the end of what a process says.

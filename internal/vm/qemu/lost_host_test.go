@@ -4,6 +4,7 @@ package qemu
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -179,7 +180,7 @@ func TestOverlay(t *testing.T) {
 	if err := os.WriteFile(base, []byte(content), 0o400); err != nil {
 		t.Fatal(err)
 	}
-	if err := engine.CreateDisk(deadline(t), disk, base, 64<<20); err != nil {
+	if err := engine.CreateDisk(deadline(t), disk, 64<<20); err != nil {
 		t.Fatal(err)
 	}
 	c.Disks = []vm.Disk{{Path: disk, Base: base, Format: vm.Overlay, Scratch: true}}
@@ -212,6 +213,34 @@ func TestOverlay(t *testing.T) {
 	}
 	if now, err := os.ReadFile(base); err != nil || string(now) != content {
 		t.Errorf("writing to a disk changed its base (%v)", err)
+	}
+
+	over := filepath.Join(dir, "over")
+	if err := engine.CreateDisk(deadline(t), over, 64<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Pause(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.SwitchDisk(deadline(t), 0, over); err != nil {
+		t.Fatal(err)
+	}
+	under, err := os.ReadFile(disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	top, err := m.topNode(deadline(t), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"read -P 0xab 0 64k", "write -P 0xcd 0 64k", "flush", "read -P 0xcd 0 64k"} {
+		var out string
+		if err := m.monitor.run(deadline(t), "human-monitor-command", map[string]string{"command-line": `qemu-io ` + top + ` "` + command + `"`}, &out); err != nil || strings.Contains(out, "rror") || strings.Contains(out, "failed") {
+			t.Errorf("%s after the switch: %s (%v)", command, out, err)
+		}
+	}
+	if now, err := os.ReadFile(disk); err != nil || !bytes.Equal(now, under) {
+		t.Errorf("writing after a switch changed the disk under it (%v)", err)
 	}
 }
 

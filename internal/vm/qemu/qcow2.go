@@ -23,17 +23,7 @@ const (
 )
 
 // CreateDisk implements vm.Engine.
-func (e *Engine) CreateDisk(_ context.Context, path, base string, size int64) (err error) {
-	if base != "" {
-		if base, err = filepath.Abs(base); err != nil {
-			return err
-		}
-		info, err := os.Stat(base)
-		if err != nil {
-			return fmt.Errorf("cannot read the disk under %s: %w", filepath.Base(path), err)
-		}
-		size = max(size, info.Size())
-	}
+func (e *Engine) CreateDisk(_ context.Context, path string, size int64) (err error) {
 	if size <= 0 || size > maxDisk {
 		return fmt.Errorf("cannot make disk %s: its size must be between 1 byte and 64 TiB, not %d bytes", filepath.Base(path), size)
 	}
@@ -49,7 +39,7 @@ func (e *Engine) CreateDisk(_ context.Context, path, base string, size int64) (e
 			err = fmt.Errorf("cannot make disk %s: %w", filepath.Base(path), err)
 		}
 	}()
-	if err := writeEmpty(f, base, size); err != nil {
+	if err := writeEmpty(f, size); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {
@@ -64,7 +54,7 @@ func (e *Engine) CreateDisk(_ context.Context, path, base string, size int64) (e
 }
 
 // writeEmpty writes header, refcount table, one refcount block and L1 table.
-func writeEmpty(f *os.File, base string, size int64) error {
+func writeEmpty(f *os.File, size int64) error {
 	l1Entries := (size + l2Covers - 1) / l2Covers
 	l1Clusters := (l1Entries*8 + cluster - 1) / cluster
 	const refTable, refBlock, l1 = 1 * cluster, 2 * cluster, 3 * cluster
@@ -83,23 +73,9 @@ func writeEmpty(f *os.File, base string, size int64) error {
 	put32(56, 1)    // clusters of the refcount table
 	put32(96, 4)    // refcounts of 16 bits
 	put32(100, 104) // the header's length
-	// Extensions: the format under the overlay, then the end. QEMU is told the chain
-	// when it opens the disk; this is for other tools.
-	if base != "" {
-		ext := make([]byte, 24)
-		binary.BigEndian.PutUint32(ext, 0xe2792aca)
-		binary.BigEndian.PutUint32(ext[4:], 3)
-		copy(ext[8:], "raw")
-		name := []byte(base)
-		if len(name) > 1023 {
-			return fmt.Errorf("the path of the disk under it is too long")
-		}
-		put64(8, int64(len(header)+len(ext)))
-		put32(16, uint32(len(name)))
-		header = append(append(header, ext...), name...)
-	} else {
-		header = append(header, make([]byte, 8)...)
-	}
+	// No extensions, and no name of what lies under it: QEMU is told the chain when it
+	// opens the disk, and files move.
+	header = append(header, make([]byte, 8)...)
 	refs := make([]byte, used*2)
 	for i := range used {
 		binary.BigEndian.PutUint16(refs[i*2:], 1)

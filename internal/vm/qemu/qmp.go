@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"dozable.com/doz/internal/vm"
 )
 
@@ -157,6 +159,11 @@ const commandDeadline = 5 * time.Second
 // vm.ErrEnded when the connection has ended, vm.ErrUnresponsive when no answer comes
 // in time.
 func (q *qmp) run(ctx context.Context, command string, args, result any) error {
+	return q.runWith(ctx, command, args, result, nil)
+}
+
+// runWith runs a command that takes a file along.
+func (q *qmp) runWith(ctx context.Context, command string, args, result any, file *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, commandDeadline)
 	defer cancel()
 	done := make(chan reply, 1)
@@ -179,7 +186,7 @@ func (q *qmp) run(ctx context.Context, command string, args, result any) error {
 	q.waiting[id] = done
 	deadline, _ := ctx.Deadline()
 	q.conn.SetWriteDeadline(deadline)
-	if _, err = q.conn.Write(append(line, '\n')); err != nil {
+	if err = q.send(append(line, '\n'), file); err != nil {
 		delete(q.waiting, id)
 	}
 	q.mu.Unlock()
@@ -201,4 +208,18 @@ func (q *qmp) run(ctx context.Context, command string, args, result any) error {
 		q.mu.Unlock()
 		return vm.ErrUnresponsive
 	}
+}
+
+// send writes a line and, with it, a file's descriptor.
+func (q *qmp) send(line []byte, file *os.File) error {
+	if file == nil {
+		_, err := q.conn.Write(line)
+		return err
+	}
+	socket, ok := q.conn.(*net.UnixConn)
+	if !ok {
+		return errors.New("the monitor's connection carries no files")
+	}
+	_, _, err := socket.WriteMsgUnix(line, unix.UnixRights(int(file.Fd())), nil)
+	return err
 }

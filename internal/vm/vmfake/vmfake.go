@@ -7,6 +7,7 @@ package vmfake
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -20,7 +21,8 @@ import (
 
 // Options of the fake.
 type Options struct {
-	// Fail is asked at each point ("disk", "start", "adopt", "dial") whether to fail
+	// Fail is asked at each point ("disk", "start", "restore", "adopt", "dial", "pause",
+	// "resume", "save", "switch") whether to fail
 	// there; nil never does.
 	Fail func(point string) error
 	// Deaf machines boot and never answer on the guest channel.
@@ -47,16 +49,9 @@ func (e *Engine) Probe(context.Context) (vm.Features, error) {
 	return vm.Features{Engine: "fake", Version: "1.0", Arch: "x86_64", Accelerator: "none", AcceleratorWhy: "nothing runs", MachineType: "fake-1"}, nil
 }
 
-func (e *Engine) CreateDisk(_ context.Context, path, base string, size int64) error {
+func (e *Engine) CreateDisk(_ context.Context, path string, size int64) error {
 	if err := e.options.Fail("disk"); err != nil {
 		return err
-	}
-	if base != "" {
-		info, err := os.Stat(base)
-		if err != nil {
-			return err
-		}
-		size = max(size, info.Size())
 	}
 	if size <= 0 {
 		return errors.New("a disk needs a size")
@@ -82,11 +77,14 @@ func (e *Engine) Start(_ context.Context, c vm.Config) (vm.Machine, error) {
 		return nil, errors.New("a machine needs processors and memory")
 	}
 	for _, d := range c.Disks {
-		if _, err := os.Stat(d.Path); err != nil {
-			return nil, err
+		for _, path := range append([]string{d.Path}, d.Layers...) {
+			if _, err := os.Stat(path); err != nil {
+				return nil, err
+			}
 		}
 	}
-	if err := os.WriteFile(c.MemoryFile, nil, 0o600); err != nil {
+	saved, err := e.memory(c)
+	if err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(filepath.Join(c.Dir, "fake"), nil, 0o600); err != nil {
@@ -102,12 +100,45 @@ func (e *Engine) Start(_ context.Context, c vm.Config) (vm.Machine, error) {
 		}
 	}
 	e.next++
-	m := &machine{engine: e, dir: c.Dir, pid: e.next, line: newLine()}
+	m := &machine{engine: e, config: c, state: saved, pid: e.next, line: newLine()}
+	m.line.pause(c.Restore != "")
+	m.paused = c.Restore != ""
 	e.machines[c.Dir] = m
 	if !e.options.Deaf {
 		go m.serve(c)
 	}
 	return m, nil
+}
+
+// state is what a machine saves: enough to tell one machine from another.
+type state struct {
+	BootID string
+	CPUs   int
+}
+
+// memory makes a new machine's memory, or reads a saved machine's state.
+func (e *Engine) memory(c vm.Config) (state, error) {
+	if c.Restore == "" {
+		return state{fmt.Sprintf("boot-%d", e.next), c.CPUs}, os.WriteFile(c.MemoryFile, []byte("memory"), 0o600)
+	}
+	if err := e.options.Fail("restore"); err != nil {
+		return state{}, fmt.Errorf("%w: %w", vm.ErrNoState, err)
+	}
+	var s state
+	data, err := os.ReadFile(c.Restore)
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	if err == nil && s.CPUs != c.CPUs {
+		err = errors.New("it is another machine's")
+	}
+	if err == nil {
+		_, err = os.Stat(c.MemoryFile)
+	}
+	if err != nil {
+		return s, fmt.Errorf("%w: %w", vm.ErrNoState, err)
+	}
+	return s, nil
 }
 
 func (e *Engine) Adopt(_ context.Context, c vm.Config) (vm.Machine, error) {
@@ -142,19 +173,21 @@ func (e *Engine) Machines() int {
 // machine implements vm.Machine.
 type machine struct {
 	engine *Engine
-	dir    string
+	config vm.Config
+	state  state
 	pid    int
 	line   *line
 
 	mu      sync.Mutex
+	paused  bool
 	exit    *vm.Exit
 	waiters []chan vm.Exit
 }
 
 func (m *machine) end(exit vm.Exit) {
 	m.engine.mu.Lock()
-	if m.engine.machines[m.dir] == m {
-		delete(m.engine.machines, m.dir)
+	if m.engine.machines[m.config.Dir] == m {
+		delete(m.engine.machines, m.config.Dir)
 	}
 	m.engine.mu.Unlock()
 	m.mu.Lock()
@@ -164,7 +197,7 @@ func (m *machine) end(exit vm.Exit) {
 	}
 	exit.At = time.Now()
 	m.exit = &exit
-	os.Remove(filepath.Join(m.dir, "fake"))
+	os.Remove(filepath.Join(m.config.Dir, "fake"))
 	m.line.close()
 	for _, ch := range m.waiters {
 		ch <- exit
@@ -183,19 +216,64 @@ func (m *machine) ended() error {
 	return nil
 }
 
-func (m *machine) Pause(context.Context) error {
+func (m *machine) Pause(context.Context) error  { return m.stand("pause", true) }
+func (m *machine) Resume(context.Context) error { return m.stand("resume", false) }
+
+func (m *machine) stand(point string, still bool) error {
+	if err := m.engine.options.Fail(point); err != nil {
+		return err
+	}
 	if err := m.ended(); err != nil {
 		return err
 	}
-	m.line.pause(true)
+	m.line.pause(still)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.paused = still
 	return nil
 }
 
-func (m *machine) Resume(context.Context) error {
+func (m *machine) Save(_ context.Context, path string) error {
+	if err := m.still("save"); err != nil {
+		return err
+	}
+	data, err := json.Marshal(m.state)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.Write(data)
+	return err
+}
+
+func (m *machine) SwitchDisk(_ context.Context, i int, overlay string) error {
+	if err := m.still("switch"); err != nil {
+		return err
+	}
+	if i >= len(m.config.Disks) {
+		return errors.New("there is no such disk")
+	}
+	_, err := os.Stat(overlay)
+	return err
+}
+
+// still refuses what only a paused machine can do.
+func (m *machine) still(point string) error {
+	if err := m.engine.options.Fail(point); err != nil {
+		return err
+	}
 	if err := m.ended(); err != nil {
 		return err
 	}
-	m.line.pause(false)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.paused {
+		return errors.New("its processors run")
+	}
 	return nil
 }
 

@@ -40,6 +40,9 @@ func Run(t *testing.T, setup Setup) {
 	t.Run("a folder has one machine at a time", s.again)
 	t.Run("a failed start leaves nothing", s.failedStart)
 	t.Run("a wrong config starts nothing", s.wrongConfig)
+	t.Run("a saved machine carries on", s.save)
+	t.Run("what is no saved state is refused", s.badState)
+	t.Run("a disk is switched", s.switches)
 	t.Run("the console is limited", s.consoleLimit)
 	t.Run("nothing to adopt", s.nothing)
 	t.Run("disks", s.disks)
@@ -240,16 +243,13 @@ func (s suite) disks(t *testing.T) {
 		t.Fatal(err)
 	}
 	disk := filepath.Join(dir, "disk")
-	if err := s.Engine.CreateDisk(deadline(t), disk, base, 64<<30); err != nil {
+	if err := s.Engine.CreateDisk(deadline(t), disk, 64<<30); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Engine.CreateDisk(deadline(t), disk, base, 64<<30); err == nil {
+	if err := s.Engine.CreateDisk(deadline(t), disk, 64<<30); err == nil {
 		t.Error("an existing disk was made again")
 	}
-	if err := s.Engine.CreateDisk(deadline(t), filepath.Join(dir, "other"), filepath.Join(dir, "missing"), 1<<30); err == nil {
-		t.Error("a disk was made on a missing one")
-	}
-	if err := s.Engine.CreateDisk(deadline(t), filepath.Join(dir, "none"), "", 0); err == nil {
+	if err := s.Engine.CreateDisk(deadline(t), filepath.Join(dir, "none"), 0); err == nil {
 		t.Error("a disk of no size was made")
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 2 {
