@@ -24,6 +24,7 @@ type machine struct {
 	up      chan struct{} // closed when the root is in place, or is known not to be
 	problem error         // why there is no usable root disk; set before up is closed
 	device  string        // the root disk; "" for a machine without
+	tools   string        // likewise the tools disk, without its folder
 
 	setup sync.Mutex
 	zone  atomic.Pointer[string] // TZ, where the root does not know the time zone
@@ -74,13 +75,19 @@ func (m *machine) mountRoot(params map[string]string) error {
 	os.MkdirAll("/run/doz/bin", 0o755)
 	mount("/doz/bin", "/run/doz/bin", "", unix.MS_BIND, "")
 	var tools sync.WaitGroup
-	if device := params["doz.tools"]; device != "" {
-		tools.Go(func() { m.mountTools("/dev/" + device) })
+	m.tools = params["doz.tools"]
+	tools.Go(m.mountTools)
+	var err error
+	if params["doz.check"] != "" {
+		tools.Wait()
+		err = m.check(params["doz.root"])
 	}
-	err := m.mountDisk(params["doz.root"])
+	if err == nil {
+		err = m.mountDisk(params["doz.root"])
+	}
 	tools.Wait()
 	if errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EBADMSG) {
-		if err = m.mend(params["doz.root"]); err == nil {
+		if err = m.check(params["doz.root"]); err == nil {
 			err = m.mountDisk(params["doz.root"])
 		}
 	}
@@ -100,11 +107,16 @@ const (
 	toolsDir = "/run/doz/tools"
 )
 
-// mountTools mounts the tools disk, which a sandbox can do without.
-func (m *machine) mountTools(device string) {
+// mountTools mounts the tools disk, which a sandbox can do without, where it is not
+// mounted already.
+func (m *machine) mountTools() {
+	var fs unix.Statfs_t
+	if m.tools == "" || unix.Statfs(toolsDir, &fs) == nil && fs.Type == unix.SQUASHFS_MAGIC {
+		return
+	}
 	os.MkdirAll(toolsDir, 0o755)
 	note := ""
-	if err := unix.Mount(device, toolsDir, "squashfs", unix.MS_RDONLY|unix.MS_NODEV, ""); err != nil {
+	if err := unix.Mount("/dev/"+m.tools, toolsDir, "squashfs", unix.MS_RDONLY|unix.MS_NODEV, ""); err != nil {
 		note = "the tools disk cannot be mounted: " + err.Error()
 	}
 	m.steps.done("tools", note)
@@ -131,20 +143,25 @@ func (m *machine) mountDisk(name string) error {
 	return nil
 }
 
-// mend has e2fsck mend a disk whose file system the kernel refuses. What a power cut
-// leaves the journal mends as it is mounted; this is for what the journal does not
-// know of, as when the file system was being grown.
-func (m *machine) mend(name string) error {
+// check has e2fsck check a disk and mend it. What a power cut leaves the journal mends
+// as it is mounted; this is for what the journal does not know of, as when the file
+// system was being grown, and for a disk that was copied from under a running system.
+func (m *machine) check(name string) error {
 	program := toolsDir + "/bin/e2fsck"
 	_, done, err := m.reaper.start(program, []string{program, "-f", "-y", "/dev/" + name}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
 	if err != nil {
-		return fmt.Errorf("the root disk is damaged and cannot be checked: %w", err)
+		return fmt.Errorf("the root disk cannot be checked: %w", err)
 	}
 	// 1 and 2 are its codes for a file system that was damaged and no longer is.
-	if status := <-done; !status.Exited() || status.ExitStatus() > 2 {
+	status := <-done
+	if !status.Exited() || status.ExitStatus() > 2 {
 		return errors.New("the root disk is damaged beyond what e2fsck can mend")
 	}
-	m.steps.done("mend", "the root disk was damaged; e2fsck mended it")
+	note := ""
+	if status.ExitStatus() > 0 {
+		note = "the root disk was damaged; e2fsck mended it"
+	}
+	m.steps.done("check", note)
 	return nil
 }
 

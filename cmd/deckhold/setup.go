@@ -30,10 +30,15 @@ func (m *machine) opSetup(args json.RawMessage) (any, error) {
 	}
 	m.setup.Lock()
 	defer m.setup.Unlock()
+	setClock(request.UnixNanos)
+	reseed(request.Seed)
 	if m.device != "" {
 		m.grow()
 	}
-	setClock(request.UnixNanos)
+	m.mountTools()
+	if request.Fresh {
+		m.becomeOneself(request.MachineID)
+	}
 	if request.Hostname != "" {
 		unix.Sethostname([]byte(request.Hostname))
 		writeHostname(request.Hostname)

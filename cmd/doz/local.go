@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -157,9 +158,9 @@ func (c *carried) take() []string {
 
 func (c *carried) CurrentKernel(audio bool) (string, error) { return c.store.CurrentKernel(audio) }
 
-func (c *carried) Boot(kernel string) (sandbox.BootFiles, error) {
-	k, i, t, err := c.store.Paths(kernel)
-	return sandbox.BootFiles{Kernel: k, Initrd: i, Tools: t, Notes: c.take()}, err
+func (c *carried) Boot(kernel, tools string) (sandbox.BootFiles, error) {
+	k, i, t, err := c.store.Paths(kernel, tools)
+	return sandbox.BootFiles{Kernel: k, Initrd: i, Tools: t, ToolsName: filepath.Base(t), Notes: c.take()}, err
 }
 
 func (c *carried) builder() (image.BootFiles, error) {
@@ -167,6 +168,6 @@ func (c *carried) builder() (image.BootFiles, error) {
 	if err != nil {
 		return image.BootFiles{}, err
 	}
-	k, i, t, err := c.store.Paths(kernel)
-	return image.BootFiles{Kernel: k, Initrd: i, Tools: t}, err
+	f, err := c.Boot(kernel, "")
+	return image.BootFiles{Kernel: f.Kernel, Initrd: f.Initrd, Tools: f.Tools}, err
 }

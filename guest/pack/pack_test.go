@@ -29,7 +29,7 @@ func TestPackedPartsBoot(t *testing.T) {
 			for _, audio := range []bool{false, true} {
 				kernel, err := store.CurrentKernel(audio)
 				must(t, err)
-				_, _, _, err = store.Paths(kernel)
+				_, _, _, err = store.Paths(kernel, "")
 				must(t, err)
 			}
 			for _, file := range []string{"VERSION", "RELEASE", "licences/go/LICENSE", "licences/kernel/GPL-2.0.txt", "licences/tools/PACKAGES.md"} {

@@ -23,6 +23,11 @@ const (
 	OpCreate      = "create"       // CreateRequest → Sandbox
 	OpStart       = "start"        // NameRequest → StartResult
 	OpExec        = "exec"         // ExecRequest → ExecResult, then frames both ways
+	OpPause       = "pause"        // NameRequest → Transition
+	OpResume      = "resume"       // NameRequest → Transition
+	OpSleep       = "sleep"        // NameRequest → Transition
+	OpHibernate   = "hibernate"    // NameRequest → Transition
+	OpWake        = "wake"         // NameRequest → StartResult
 	OpShutdown    = "shutdown"     // NameRequest → Sandbox
 	OpRemove      = "rm"           // NameRequest → {}
 	OpList        = "ls"           // → []Sandbox
@@ -120,6 +125,27 @@ type Sandbox struct {
 	Machine      string `json:"machine,omitempty"` // the versioned machine type it is built as
 	Kernel       string `json:"kernel,omitempty"`
 	Dir          string `json:"dir"`
+	// Snapshot is the saved machine of a sandbox that is asleep or hibernated.
+	Snapshot *Snapshot `json:"snapshot,omitempty"`
+}
+
+// Snapshot is a saved machine, and what it needs to be woken.
+type Snapshot struct {
+	At            time.Time `json:"at"`
+	Bytes         int64     `json:"bytes"` // of this computer's disk
+	Engine        string    `json:"engine"`
+	EngineVersion string    `json:"engineVersion"` // this one or a later one
+	Accelerator   string    `json:"accelerator"`
+	Machine       string    `json:"machine"`
+	Kernel        string    `json:"kernel"`
+	Tools         string    `json:"tools"`
+}
+
+// Transition is a sandbox that came to rest, or went on.
+type Transition struct {
+	Sandbox Sandbox  `json:"sandbox"`
+	Millis  float64  `json:"milliseconds"`
+	Notes   []string `json:"notes,omitempty"` // what the user should know besides, in sentences
 }
 
 // Status of the host.
@@ -148,6 +174,7 @@ type StopRow struct {
 	Name    string `json:"name"`
 	Phase   Phase  `json:"phase"`
 	Millis  int64  `json:"milliseconds"`
+	Bytes   int64  `json:"snapshotBytes"` // on this computer's disk
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -168,7 +195,8 @@ type NameRequest struct {
 // StartResult is a started sandbox.
 type StartResult struct {
 	Sandbox    Sandbox  `json:"sandbox"`
-	Started    bool     `json:"started"` // false: it ran already
+	Started    bool     `json:"started"` // it booted
+	Woke       bool     `json:"woke"`    // it was paused or saved, and went on; with neither it ran already
 	BootMillis int64    `json:"bootMilliseconds"`
 	Notes      []string `json:"notes,omitempty"` // what the user should know besides, in sentences
 }
@@ -182,7 +210,8 @@ type ExecRequest struct {
 	Workdir       string            `json:"workdir,omitempty"`
 	Stdin         bool              `json:"stdin,omitempty"`
 	TimeoutMillis int64             `json:"timeoutMillis,omitempty"`
-	NoStart       bool              `json:"noStart,omitempty"`
+	NoStart       bool              `json:"noStart,omitempty"` // refuse rather than boot it
+	NoWake        bool              `json:"noWake,omitempty"`  // refuse rather than wake or resume it
 }
 
 // ExecResult is a program that runs; its frames follow.
@@ -190,8 +219,8 @@ type ExecResult struct {
 	PID        int      `json:"pid"`
 	Started    bool     `json:"started"`
 	Woke       bool     `json:"woke"`
-	BootMillis int64    `json:"bootMilliseconds"`
-	Notes      []string `json:"notes,omitempty"` // of the start
+	BootMillis int64    `json:"bootMilliseconds"` // of the start or wake
+	Notes      []string `json:"notes,omitempty"`  // likewise
 }
 
 // EventsRequest follows what happens; an empty Name is all sandboxes.

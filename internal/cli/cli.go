@@ -209,7 +209,8 @@ its own kernel.
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &api.Error{Kind: api.KindUsage, Message: err.Error(), Hint: "see: " + cmd.CommandPath() + " --help"}
 	})
-	root.AddCommand(a.create(), a.start(), a.exec(), a.ls(), a.inspect(), a.shutdown(), a.rm(),
+	root.AddCommand(a.create(), a.start(), a.exec(), a.ls(), a.inspect(),
+		a.pause(), a.resume(), a.sleep(), a.hibernate(), a.wake(), a.shutdown(), a.rm(),
 		a.console(), a.events(), a.image(), a.host(), a.doctor())
 	return root
 }

@@ -38,11 +38,9 @@ func (a *app) exec() *cobra.Command {
 	r := api.ExecRequest{}
 	var env []string
 	var timeout float64
-	var noWake bool
 	cmd := &cobra.Command{
 		Use: "exec NAME -- PROGRAM [ARG...]", Short: "Run a program in a sandbox, without a terminal",
-		Long: `Run a program in a sandbox, without a terminal. The sandbox is started first when it
-is off. Standard input, output and error are passed on untouched, Ctrl-C and other
+		Long: `Run a program in a sandbox, without a terminal. The sandbox is started or woken first. Standard input, output and error are passed on untouched, Ctrl-C and other
 signals reach the program, and its exit code is doz's; 125 is a failure of doz's own,
 2 and 3 a sandbox that is not there or is in the wrong phase. Options may stand before
 or after NAME; everything after -- is the program's.`,
@@ -80,7 +78,7 @@ or after NAME; everything after -- is the program's.`,
 	f.StringVar(&r.Workdir, "workdir", "", "folder to run in (default the user's home)")
 	f.Float64Var(&timeout, "timeout", execTimeout.Seconds(), "seconds after which the program and all it started are ended; 0 is never")
 	f.BoolVar(&r.NoStart, "no-start", false, "fail when the sandbox is off")
-	f.BoolVar(&noWake, "no-wake", false, "fail when the sandbox is asleep or hibernated")
+	f.BoolVar(&r.NoWake, "no-wake", false, "fail when the sandbox is paused, asleep or hibernated")
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return &api.Error{Kind: api.KindUsage, Message: err.Error(), Hint: "the program's own options stand after --: doz exec NAME -- PROGRAM [ARG...]"}
 	})

@@ -3,7 +3,6 @@ package cli
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -65,7 +64,7 @@ func (a *app) status(s api.Status) {
 
 func (a *app) hostStop() *cobra.Command {
 	return &cobra.Command{
-		Use: "stop", Short: "Shut every sandbox down and end the host", Args: args(0, 0, "host stop"),
+		Use: "stop", Short: "Hibernate every running sandbox and end the host", Args: args(0, 0, "host stop"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l, err := a.local()
 			if err != nil {
@@ -90,7 +89,14 @@ func (a *app) hostStop() *cobra.Command {
 			}
 			return a.print(r, func() {
 				for _, row := range r.Sandboxes {
-					fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s: %s after %s  %s", row.Name, row.Phase, seconds(row.Millis), oneLine(row.Problem)), " "))
+					line := fmt.Sprintf("%s: %s after %s", row.Name, row.Phase, seconds(row.Millis))
+					if row.Bytes > 0 {
+						line += fmt.Sprintf(", %s on disk", size(row.Bytes))
+					}
+					if row.Problem != "" {
+						line += "; " + oneLine(row.Problem)
+					}
+					fmt.Fprintln(a.out, line)
 				}
 				fmt.Fprintf(a.out, "host stopped, %s, %s\n", count(len(r.Sandboxes), "sandbox", "sandboxes"), seconds(time.Since(began).Milliseconds()))
 			})

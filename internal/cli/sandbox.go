@@ -79,37 +79,6 @@ func (a *app) runCreate(ctx context.Context, r api.CreateRequest, start bool) er
 	return a.print(v, func() { fmt.Fprintf(a.out, "%s: %s\n", v.Name, v.Phase) })
 }
 
-func (a *app) start() *cobra.Command {
-	return &cobra.Command{
-		Use: "start NAME", Aliases: []string{"cold-boot"}, Short: "Start a sandbox",
-		Args: args(1, 1, "start NAME"), ValidArgsFunction: a.completeSandbox,
-		RunE: func(cmd *cobra.Command, names []string) error {
-			if err := name(names[0]); err != nil {
-				return err
-			}
-			steps := a.steps("start " + names[0])
-			defer steps.end()
-			c, err := a.connect(cmd.Context(), steps.show)
-			if err != nil {
-				return err
-			}
-			r, err := c.Start(cmd.Context(), names[0])
-			if err != nil {
-				return err
-			}
-			steps.end()
-			return a.print(r, func() {
-				a.notes(r.Notes)
-				if r.Started {
-					fmt.Fprintf(a.out, "%s: running after %s\n", r.Sandbox.Name, seconds(r.BootMillis))
-				} else {
-					fmt.Fprintf(a.out, "%s: running already\n", r.Sandbox.Name)
-				}
-			})
-		},
-	}
-}
-
 func (a *app) shutdown() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{

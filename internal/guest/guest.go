@@ -98,6 +98,10 @@ type SetupRequest struct {
 	UnixNanos int64  `json:"unixNanos"` // the host's clock now
 	TimeZone  string `json:"timeZone"`  // "Europe/Berlin"; "" leaves the image's own
 	MachineID string `json:"machineId"` // 32 hex digits; written where /etc/machine-id is missing or empty
+	Seed      []byte `json:"seed"`      // random bytes of this set-up alone, mixed into the guest's own
+	// Fresh tells a copy of another machine, or of another's disk, to become one of its
+	// own: machine id and SSH host keys are made anew.
+	Fresh bool `json:"fresh,omitempty"`
 }
 
 // SetupResponse describes the guest.

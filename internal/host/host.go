@@ -114,7 +114,7 @@ func Serve(ctx context.Context, o Options) error {
 	case <-h.stopping:
 	}
 	h.log.Info("host stops")
-	h.rows = h.manager.ShutdownAll(context.WithoutCancel(ctx))
+	h.rows = h.manager.Rest(context.WithoutCancel(ctx))
 	close(h.ended)
 	h.listener.Close()
 	cancel()

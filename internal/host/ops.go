@@ -27,6 +27,13 @@ var operations = map[string]operation{
 	api.OpStart: plain(func(h *Host, ctx context.Context, r api.NameRequest, p progress) (api.StartResult, error) {
 		return h.manager.Start(ctx, r.Name, p)
 	}),
+	api.OpWake: plain(func(h *Host, ctx context.Context, r api.NameRequest, p progress) (api.StartResult, error) {
+		return h.manager.Wake(ctx, r.Name, p)
+	}),
+	api.OpPause:     plain(transition((*sandbox.Manager).Pause)),
+	api.OpResume:    plain(transition((*sandbox.Manager).Resume)),
+	api.OpSleep:     plain(transition((*sandbox.Manager).Sleep)),
+	api.OpHibernate: plain(transition((*sandbox.Manager).Hibernate)),
 	api.OpShutdown: plain(func(h *Host, ctx context.Context, r api.NameRequest, _ progress) (api.Sandbox, error) {
 		return h.manager.Shutdown(ctx, r.Name)
 	}),
@@ -68,6 +75,13 @@ func plain[A, R any](f func(*Host, context.Context, A, progress) (R, error)) ope
 			w.WriteJSON(p)
 		})
 		w.Reply(result, err)
+	}
+}
+
+// transition is a function that takes a sandbox to another phase.
+func transition(f func(*sandbox.Manager, context.Context, string) (api.Transition, error)) func(*Host, context.Context, api.NameRequest, progress) (api.Transition, error) {
+	return func(h *Host, ctx context.Context, r api.NameRequest, _ progress) (api.Transition, error) {
+		return f(h.manager, ctx, r.Name)
 	}
 }
 

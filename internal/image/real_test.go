@@ -45,7 +45,7 @@ func realCatalog(t *testing.T) *Catalog {
 		if err != nil {
 			return BootFiles{}, err
 		}
-		kernel, initrd, tools, err := copies.Paths(name)
+		kernel, initrd, tools, err := copies.Paths(name, "")
 		return BootFiles{Kernel: kernel, Initrd: initrd, Tools: tools}, err
 	}
 	files, err := boot()

@@ -126,29 +126,35 @@ func (s *Store) CurrentKernel(audio bool) (string, error) {
 	return p.Name, nil
 }
 
-// Paths checks and gives the store's copies of a kernel, by name, and of the current
-// initramfs and tools layer. A missing or damaged copy is made anew from doz's own.
-func (s *Store) Paths(kernel string) (kernelPath, initrd, tools string, err error) {
+// Paths checks and gives the store's copies of a kernel, by name, of the current
+// initramfs, and of the tools layer of that name, or the current one when it is "". A missing or damaged copy is made anew from doz's own.
+func (s *Store) Paths(kernel, toolsName string) (kernelPath, initrd, tools string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs [3]error
 	var wait sync.WaitGroup
-	wait.Go(func() { kernelPath, errs[0] = s.kernel(kernel) })
+	wait.Go(func() { kernelPath, errs[0] = s.named("kernels", kernel) })
 	wait.Go(func() { initrd, errs[1] = s.current(Initrd) })
-	wait.Go(func() { tools, errs[2] = s.current(Tools) })
+	wait.Go(func() {
+		if toolsName == "" {
+			tools, errs[2] = s.current(Tools)
+		} else {
+			tools, errs[2] = s.named("tools", toolsName)
+		}
+	})
 	wait.Wait()
 	return kernelPath, initrd, tools, errors.Join(errs[:]...)
 }
 
-// kernel gives the path of a kernel by its name: one of this doz, or one that an
-// earlier doz left in the store.
-func (s *Store) kernel(name string) (string, error) {
+// named gives the path of a part by its name: one of this doz, or one that an earlier
+// doz left in the store.
+func (s *Store) named(folder, name string) (string, error) {
 	for _, p := range s.set.Parts {
 		if p.Name == name {
 			return s.ensure(p)
 		}
 	}
-	return s.kept(name)
+	return s.kept(folder, name)
 }
 
 // current gives the path of the part that has a role now.
@@ -183,13 +189,13 @@ func (s *Store) ensure(p Part) (string, error) {
 	return path, nil
 }
 
-// kept gives the copy of a kernel that an earlier doz left in the store. Its name
-// vouches for it.
-func (s *Store) kept(name string) (string, error) {
-	path := filepath.Join(s.root, "kernels", filepath.Base(name))
+// kept gives the copy of a part that an earlier doz left in the store. Its name vouches
+// for it.
+func (s *Store) kept(folder, name string) (string, error) {
+	path := filepath.Join(s.root, folder, filepath.Base(name))
 	sum, err := sumFile(path)
 	if err != nil || !strings.HasSuffix(name, "-"+sum[:12]) {
-		return "", fmt.Errorf("kernel %s is neither carried by this doz nor whole in the store: use the doz that made the sandbox", name)
+		return "", fmt.Errorf("%s is neither carried by this doz nor whole in the store: use the doz that made the sandbox", name)
 	}
 	return path, nil
 }

@@ -86,7 +86,7 @@ func installed(t *testing.T) (*Set, *Store, *notes, map[string]string) {
 func paths(t *testing.T, s *Store, kernelRole string) map[string]string {
 	t.Helper()
 	p, _ := s.set.Current(kernelRole)
-	kernel, initrd, tools, err := s.Paths(p.Name)
+	kernel, initrd, tools, err := s.Paths(p.Name, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestOwnPartDamaged(t *testing.T) {
 			p, _ := set.Current(KernelPlain)
 			test.harm(t, set.Path(p))
 			s := NewStore(set, t.TempDir(), func(string) {})
-			_, _, _, err := s.Paths(p.Name)
+			_, _, _, err := s.Paths(p.Name, "")
 			if err == nil || err.Error() != "doz's own "+p.File+" "+test.want {
 				t.Errorf("got error %v, want doz's own %s %s", err, p.File, test.want)
 			}
@@ -269,7 +269,7 @@ func TestReadOnlyStore(t *testing.T) {
 	write(t, filepath.Dir(got[Tools]), "not a folder")
 	name, err := s.CurrentKernel(false)
 	must(t, err)
-	if _, _, _, err = s.Paths(name); err == nil || !strings.HasPrefix(err.Error(), "cannot copy tools.squashfs-") || strings.Contains(err.Error(), "\n") {
+	if _, _, _, err = s.Paths(name, ""); err == nil || !strings.HasPrefix(err.Error(), "cannot copy tools.squashfs-") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("got error %v, want one line that begins with: cannot copy tools.squashfs-", err)
 	}
 }
@@ -284,7 +284,7 @@ func TestKernelOfAnEarlierDoz(t *testing.T) {
 		if content != "" {
 			write(t, path, content)
 		}
-		kernel, _, _, err := s.Paths(name)
+		kernel, _, _, err := s.Paths(name, "")
 		if whole && (err != nil || kernel != path) {
 			t.Errorf("a whole kernel: got %q, %v", kernel, err)
 		}
@@ -293,7 +293,7 @@ func TestKernelOfAnEarlierDoz(t *testing.T) {
 		}
 		os.Remove(path)
 	}
-	if _, _, _, err := s.Paths("../../etc/passwd"); err == nil {
+	if _, _, _, err := s.Paths("../../etc/passwd", ""); err == nil {
 		t.Error("a name that leads out of the store was taken")
 	}
 }
@@ -307,7 +307,7 @@ func TestWhatIsNotCarried(t *testing.T) {
 	}
 	name, err := s.CurrentKernel(false)
 	must(t, err)
-	if _, _, _, err := s.Paths(name); err == nil || !strings.Contains(err.Error(), "carries no initrd") {
+	if _, _, _, err := s.Paths(name, ""); err == nil || !strings.Contains(err.Error(), "carries no initrd") {
 		t.Errorf("asked for an initrd, got %v", err)
 	}
 }
@@ -319,7 +319,7 @@ func TestManyStartsAtOnce(t *testing.T) {
 	var wait sync.WaitGroup
 	for range 20 {
 		wait.Go(func() {
-			if _, _, _, err := s.Paths(p.Name); err != nil {
+			if _, _, _, err := s.Paths(p.Name, ""); err != nil {
 				t.Error(err)
 			}
 		})
@@ -363,7 +363,7 @@ func FuzzKernelName(f *testing.F) {
 	f.Add("../../" + outside)
 	s := NewStore(&Set{Dir: root}, filepath.Join(root, "store"), func(string) {})
 	f.Fuzz(func(t *testing.T, name string) {
-		if path, err := s.kernel(name); err == nil {
+		if path, err := s.named("kernels", name); err == nil {
 			t.Fatalf("%q gives %s, and the store is empty", name, path)
 		}
 	})

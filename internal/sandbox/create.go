@@ -79,6 +79,7 @@ func (m *Manager) newRecord(ctx context.Context, req api.CreateRequest, base Bas
 		CPUs: cmp.Or(req.CPUs, defaultCPUs), MemoryMiB: cmp.Or(req.MemoryMiB, base.MemoryMiB, defaultMemoryMiB),
 		DiskGiB: cmp.Or(req.DiskGiB, max(defaultDiskGiB, int((base.SizeBytes+1<<30-1)>>30))), Network: "none",
 		Kernel: kernel, MachineType: features.MachineType, Token: randomHex(16), MachineID: randomHex(16),
+		Disks: []string{store.FirstDisk},
 		Phase: api.Off, Since: now,
 	}
 	return r, r.check(base)
@@ -114,7 +115,7 @@ func (m *Manager) makeFolder(ctx context.Context, b *box, base Base) (err error)
 		}
 	}()
 	m.step(b, "create/folder")
-	if err := m.engine.CreateDisk(ctx, tmp.Root(), int64(b.record.DiskGiB)<<30); err != nil {
+	if err := m.engine.CreateDisk(ctx, tmp.File(store.FirstDisk), int64(b.record.DiskGiB)<<30); err != nil {
 		return err
 	}
 	m.step(b, "create/disk")

@@ -1,10 +1,13 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"dozable.com/doz/internal/api"
@@ -28,24 +31,51 @@ func (m *Manager) Shutdown(ctx context.Context, name string) (api.Sandbox, error
 		return api.Sandbox{}, err
 	}
 	defer end()
-	ctx = context.WithoutCancel(ctx)
-	m.step(b, "shutdown/begun")
-	clean := m.powerOff(ctx, b)
-	m.step(b, "shutdown/ended")
-	if err := m.kill(b); err != nil {
-		return api.Sandbox{}, &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot shut down sandbox %q: %v", name, err)}
+	if err := m.shutdown(context.WithoutCancel(ctx), b); err != nil {
+		return api.Sandbox{}, cannot("shut down", name, err)
 	}
-	err = m.update(b, func(r *record) {
-		r.Phase, r.Problem = api.Off, ""
-		if !clean {
-			r.Problem = "it did not power off by itself and was cut off"
+	return b.view(), nil
+}
+
+// shutdown takes a sandbox to off from wherever it is. One that was saved goes on
+// first, so that it ends in good order; what cannot be woken is given up.
+func (m *Manager) shutdown(ctx context.Context, b *box) error {
+	m.step(b, "shutdown/begun")
+	problem := m.goOn(ctx, b)
+	if problem == "" && !m.powerOff(ctx, b) {
+		problem = "it did not power off by itself and was cut off"
+	}
+	m.step(b, "shutdown/ended")
+	// What is recorded before its files are removed is not taken for a whole snapshot.
+	if b.get().Snapshot != nil {
+		if err := m.update(b, func(r *record) { r.Snapshot = nil }); err != nil {
+			return err
 		}
-	})
-	if err != nil {
-		return api.Sandbox{}, err
+	}
+	if err := m.kill(b); err != nil {
+		return err
+	}
+	if err := m.update(b, func(r *record) { r.Phase, r.Problem, r.Died = api.Off, problem, false }); err != nil {
+		return err
 	}
 	m.step(b, "shutdown/recorded")
-	return b.view(), nil
+	return nil
+}
+
+// goOn has the programs of a sandbox that stands still go on, to be ended. It gives
+// what the user should know when they cannot.
+func (m *Manager) goOn(ctx context.Context, b *box) (problem string) {
+	var err error
+	switch b.phase() {
+	case api.Paused, api.Asleep:
+		_, err = m.resume(ctx, b)
+	case api.Hibernated:
+		_, err = m.wake(ctx, b, func(api.Progress) {})
+	}
+	if err != nil {
+		return "it could not be woken to be shut down, so its programs were cut off: " + err.Error()
+	}
+	return ""
 }
 
 // powerOff asks the guest to power off and waits for it. It says whether it did.
@@ -106,33 +136,77 @@ func (m *Manager) kill(b *box) error {
 	return b.clean()
 }
 
-// ShutdownAll shuts every live sandbox down, all at once, and says what became of
-// each.
-func (m *Manager) ShutdownAll(ctx context.Context) []api.StopRow {
-	var names []string
-	for _, v := range m.List() {
-		if live(v.Phase) {
-			names = append(names, v.Name)
+// Rest brings every live sandbox to rest, all at once, and says what became of each.
+// One that cannot be hibernated is shut down; one whose machine does not answer is
+// left as it is, for the next host.
+func (m *Manager) Rest(ctx context.Context) []api.StopRow {
+	var boxes []*box
+	m.mu.Lock()
+	for _, b := range m.boxes {
+		if b.busy() || live(b.phase()) {
+			boxes = append(boxes, b)
 		}
 	}
-	rows := make([]api.StopRow, len(names))
-	done := make(chan struct{})
-	for i, name := range names {
-		go func() {
-			defer func() { done <- struct{}{} }()
-			began := time.Now()
-			v, err := m.Shutdown(ctx, name)
-			rows[i] = api.StopRow{Name: name, Phase: v.Phase, Millis: time.Since(began).Milliseconds(), Problem: v.Problem}
-			if err != nil {
-				rows[i].Problem = err.Error()
-				if left, err := m.Inspect(name); err == nil {
-					rows[i].Phase = left.Phase
-				}
+	m.mu.Unlock()
+	slices.SortFunc(boxes, func(a, b *box) int { return strings.Compare(a.name, b.name) })
+	rows := make([]*api.StopRow, len(boxes))
+	var wait sync.WaitGroup
+	for i, b := range boxes {
+		wait.Go(func() { rows[i] = m.restOne(ctx, b) })
+	}
+	wait.Wait()
+	all := []api.StopRow{}
+	for _, row := range rows {
+		if row != nil {
+			all = append(all, *row)
+		}
+	}
+	return all
+}
+
+// restOne brings one sandbox to rest once nothing else is done with it; nil when there
+// was nothing to do.
+func (m *Manager) restOne(ctx context.Context, b *box) *api.StopRow {
+	b.idle()
+	if !live(b.phase()) {
+		return nil
+	}
+	began := time.Now()
+	_, err := m.Hibernate(ctx, b.name)
+	problem := ""
+	if err != nil {
+		problem = err.Error()
+		if _, held := b.held(); held == nil && !b.view().Unresponsive {
+			if _, err := m.Shutdown(ctx, b.name); err == nil {
+				problem += "; it was shut down, its disk is kept"
 			}
-		}()
+		} else {
+			problem += "; it is left as it is"
+		}
 	}
-	for range names {
-		<-done
+	v := b.view()
+	row := &api.StopRow{Name: b.name, Phase: v.Phase, Millis: time.Since(began).Milliseconds(), Problem: cmp.Or(problem, v.Problem)}
+	if v.Snapshot != nil {
+		row.Bytes = v.Snapshot.Bytes
 	}
-	return rows
+	return row
+}
+
+// busy says whether a transition is under way; idle waits until none is.
+func (b *box) busy() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.op != nil
+}
+
+func (b *box) idle() {
+	for {
+		b.mu.Lock()
+		op := b.op
+		b.mu.Unlock()
+		if op == nil {
+			return
+		}
+		<-op.done
+	}
 }

@@ -23,12 +23,12 @@ func (m *Manager) Exec(ctx context.Context, req api.ExecRequest, progress func(a
 	if len(req.Argv) == 0 || req.Argv[0] == "" {
 		return nil, result, &api.Error{Kind: api.KindUsage, Message: "no program to run was named"}
 	}
-	if b.phase() != api.Running && !req.NoStart {
+	if phase := b.phase(); phase != api.Running && !(saved(phase) && req.NoWake) && !(!saved(phase) && req.NoStart) {
 		start, err := m.Start(ctx, req.Name, progress)
 		if err != nil {
 			return nil, result, err
 		}
-		result.Started, result.BootMillis, result.Notes = start.Started, start.BootMillis, start.Notes
+		result.Started, result.Woke, result.BootMillis, result.Notes = start.Started, start.Woke, start.BootMillis, start.Notes
 	}
 	if err := allowed("exec", b.name, b.phase()); err != nil {
 		return nil, result, err
@@ -54,6 +54,9 @@ func (m *Manager) Exec(ctx context.Context, req api.ExecRequest, progress func(a
 	result.PID = response.PID
 	return stream, result, nil
 }
+
+// saved says whether programs stand still in the phase, to be gone on with.
+func saved(p api.Phase) bool { return p == api.Paused || p == api.Asleep || p == api.Hibernated }
 
 // execError is the guest's refusal as the client's error.
 func execError(name string, refused *guest.Error) error {

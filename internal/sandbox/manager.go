@@ -55,13 +55,15 @@ type Base struct {
 type Parts interface {
 	// CurrentKernel names the kernel that new sandboxes get.
 	CurrentKernel(audio bool) (string, error)
-	// Boot gives the paths to boot a kernel, by its name, with.
-	Boot(kernel string) (BootFiles, error)
+	// Boot gives the paths to boot a kernel, by its name, with, or to wake what booted
+	// with the tools disk of that name; "" is the current one.
+	Boot(kernel, tools string) (BootFiles, error)
 }
 
 // BootFiles are paths in the store.
 type BootFiles struct {
 	Kernel, Initrd, Tools string
+	ToolsName             string // names the tools disk for later
 	// Notes are what the user should know: a copy that was damaged and replaced.
 	Notes []string
 }
@@ -151,7 +153,8 @@ func (m *Manager) get(name string) (*box, error) {
 
 // begin makes the caller the owner of the sandbox's next transition, when op may be
 // asked for now. While another transition runs it fails with KindPhase, except that
-// a join of the same kind waits for it and looks again.
+// a join of the same kind (start, wake and resume are one) waits for it and looks
+// again.
 func (m *Manager) begin(ctx context.Context, b *box, op string, join bool) (end func(), err error) {
 	for {
 		b.mu.Lock()
@@ -173,7 +176,7 @@ func (m *Manager) begin(ctx context.Context, b *box, op string, join bool) (end 
 			}, nil
 		}
 		b.mu.Unlock()
-		if !join || running.name != op {
+		if !join || running.name != op && !(rises(op) && rises(running.name)) {
 			return nil, &api.Error{Kind: api.KindPhase, Message: fmt.Sprintf("cannot %s sandbox %q: another command is at it (%s)", op, b.name, running.name), Hint: "try again when that is done"}
 		}
 		select {

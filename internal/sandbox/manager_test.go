@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,8 +56,8 @@ func (w *world) Key(name, key string) (Base, error) { return w.Current(name) }
 
 func (w *world) CurrentKernel(bool) (string, error) { return "kernel", nil }
 
-func (w *world) Boot(string) (BootFiles, error) {
-	return BootFiles{Kernel: w.disk, Initrd: w.disk, Tools: w.disk}, nil
+func (w *world) Boot(_, tools string) (BootFiles, error) {
+	return BootFiles{Kernel: w.disk, Initrd: w.disk, Tools: w.disk, ToolsName: cmp.Or(tools, "tools-1")}, nil
 }
 
 // manager is a new host's, after it has recovered.

@@ -43,6 +43,12 @@ func (m *Manager) recoverOne(ctx context.Context, b *box) {
 	}
 	machine, err := m.adopt(ctx, b)
 	switch {
+	case errors.Is(err, vm.ErrNoMachine) && b.record.Snapshot != nil:
+		// It slept, and what it slept as is all there.
+		if err := m.update(b, func(r *record) { r.Phase = api.Hibernated }); err != nil {
+			m.log.Error("cannot record a sleeper whose machine is gone", "sandbox", b.name, "error", err)
+		}
+		return
 	case errors.Is(err, vm.ErrUnresponsive):
 		// It holds what runs in it; only the user may give that up.
 		b.unresponsive = true
@@ -53,8 +59,18 @@ func (m *Manager) recoverOne(ctx context.Context, b *box) {
 		return
 	}
 	m.attach(b, machine)
+	m.log.Info("adopted a machine", "sandbox", b.name, "pid", machine.PID(), "phase", b.record.Phase)
+	if b.record.Phase == api.Paused || b.record.Phase == api.Asleep {
+		// Whoever was to let it go on recorded that first.
+		machine.Pause(ctx)
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, adoptTime(b.record.Phase))
 	defer cancel()
+	if err := machine.Resume(ctx); err != nil {
+		m.lost(b, err)
+		return
+	}
 	if _, err := m.connect(ctx, b, machine); err != nil {
 		if b.record.Phase == api.Booting {
 			m.lost(b, err)
@@ -69,7 +85,6 @@ func (m *Manager) recoverOne(ctx context.Context, b *box) {
 	if err := m.update(b, func(r *record) { r.Phase, r.Died, r.Problem = api.Running, false, "" }); err != nil {
 		m.log.Error("cannot record an adoption", "sandbox", b.name, "error", err)
 	}
-	m.log.Info("adopted a machine", "sandbox", b.name, "pid", machine.PID())
 }
 
 // adoptTime lets a guest that was booting finish.
@@ -81,7 +96,7 @@ func adoptTime(p api.Phase) time.Duration {
 }
 
 func (m *Manager) adopt(ctx context.Context, b *box) (vm.Machine, error) {
-	config, _, err := m.config(b)
+	config, _, err := m.config(b, b.record.Tools)
 	if err != nil {
 		// Its image or kernel is gone from the store, and it runs all the same.
 		config = vm.Config{Dir: b.dir.Machine(), Name: b.name, MemoryFile: b.dir.Memory()}

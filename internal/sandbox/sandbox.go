@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -42,6 +43,20 @@ type record struct {
 	MachineType string `json:"machineType"`
 	Token       string `json:"token"` // of the guest channel
 	MachineID   string `json:"machineId"`
+	// Disks are the files of the root disk in the sandbox's folder: the one that is
+	// written to, then those under it, down to the image's own disk.
+	Disks []string `json:"disks"`
+	// Tools is the tools disk of the machine that runs or is saved.
+	Tools string `json:"tools,omitempty"`
+	// Fresh says that the guest still has the identity of what this is a copy of.
+	Fresh bool `json:"fresh,omitempty"`
+	// Check says that the root disk was copied from under a running system, and is to
+	// be checked before it is mounted.
+	Check bool `json:"check,omitempty"`
+	// Snapshot is the seal of the saved machine: there exactly while the memory, state
+	// and disks in the folder are one machine that stands still. Writing a record
+	// without it is what discards it.
+	Snapshot *snapshot `json:"snapshot,omitempty"`
 
 	Phase   api.Phase `json:"phase"`
 	Since   time.Time `json:"since"`
@@ -64,11 +79,23 @@ const (
 
 // transitions says from which phases an operation may be asked for.
 var transitions = map[string][]api.Phase{
-	"start":    {api.Off, api.Failed, api.Booting, api.Running},
-	"exec":     {api.Running},
-	"shutdown": {api.Booting, api.Running, api.Paused, api.Asleep, api.Hibernated, api.Failed},
-	"rm":       {api.Off, api.Failed, api.Booting, api.Running, api.Paused, api.Asleep, api.Hibernated, api.Damaged},
+	"start":     {api.Off, api.Failed, api.Booting, api.Running, api.Paused, api.Asleep, api.Hibernated},
+	"wake":      {api.Running, api.Asleep, api.Hibernated},
+	"resume":    {api.Paused},
+	"exec":      {api.Running},
+	"pause":     {api.Running},
+	"sleep":     {api.Running, api.Paused},
+	"hibernate": {api.Running, api.Paused, api.Asleep},
+	"fork":      {api.Running, api.Paused, api.Asleep, api.Hibernated},
+	"duplicate": anyPhase,
+	"point":     anyPhase,
+	"shutdown":  {api.Booting, api.Running, api.Paused, api.Asleep, api.Hibernated, api.Failed},
+	"reset":     anyPhase,
+	"rm":        append([]api.Phase{api.Damaged}, anyPhase...),
 }
+
+// anyPhase is every phase of a sandbox whose record can be read.
+var anyPhase = []api.Phase{api.Off, api.Failed, api.Booting, api.Running, api.Paused, api.Asleep, api.Hibernated}
 
 // allowed is nil when op may be asked for in phase.
 func allowed(op, name string, phase api.Phase) error {
@@ -79,6 +106,14 @@ func allowed(op, name string, phase api.Phase) error {
 	switch phase {
 	case api.Off, api.Failed:
 		e.Hint = fmt.Sprintf("start it with: doz start %s", name)
+	case api.Paused:
+		e.Hint = fmt.Sprintf("let it go on with: doz resume %s", name)
+	case api.Asleep, api.Hibernated:
+		e.Hint = fmt.Sprintf("wake it with: doz wake %s", name)
+	case api.Running:
+		if op == "resume" {
+			e.Hint = "nothing is to be done: it goes on"
+		}
 	case api.Damaged:
 		e.Hint = fmt.Sprintf("look at it with: doz inspect %s", name)
 	}
@@ -96,6 +131,14 @@ func load(s *store.Store, name string) (record, error) {
 	err := store.ReadRecord(dir.Record(), recordSchema, &r)
 	if err == nil && r.Name != name {
 		err = fmt.Errorf("the record is of sandbox %q", r.Name)
+	}
+	if len(r.Disks) == 0 {
+		r.Disks = []string{store.FirstDisk} // before there could be several
+	}
+	for _, file := range r.Disks {
+		if err == nil && filepath.Base(file) != file {
+			err = fmt.Errorf("the record names a disk outside its folder: %q", file)
+		}
 	}
 	if err == nil {
 		return r, nil
@@ -122,10 +165,19 @@ func (r record) view(dir store.Sandbox) api.Sandbox {
 		Network: r.Network, Isolated: true, Audio: r.Audio,
 		DiedWithHost: r.Died, Problem: r.Problem,
 		Machine: r.MachineType, Kernel: r.Kernel, Dir: dir.Dir(),
-		DiskBytes: blocks(dir.Root()),
+	}
+	for _, file := range r.Disks {
+		v.DiskBytes += blocks(dir.File(file))
 	}
 	if live(r.Phase) {
 		v.MemoryBytes = blocks(dir.Memory())
+	}
+	if s := r.Snapshot; s != nil {
+		v.Snapshot = &api.Snapshot{
+			At: s.At, Bytes: blocks(dir.Memory()) + blocks(dir.State()),
+			Engine: s.Engine, EngineVersion: s.EngineVersion, Accelerator: s.Accelerator,
+			Machine: r.MachineType, Kernel: r.Kernel, Tools: r.Tools,
+		}
 	}
 	return v
 }

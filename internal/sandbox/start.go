@@ -3,6 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -23,36 +24,16 @@ const (
 	answerDeadline = 10 * time.Second
 )
 
-// Start boots a sandbox that is off. One that runs is left as it is, and a start
-// already under way is joined.
+// Start has a sandbox run: it boots one that is off, and wakes one that was saved. One
+// that runs is left as it is, and a start already under way is joined.
 func (m *Manager) Start(ctx context.Context, name string, progress func(api.Progress)) (api.StartResult, error) {
-	b, err := m.get(name)
-	if err != nil {
-		return api.StartResult{}, err
-	}
-	end, err := m.begin(ctx, b, "start", true)
-	if err != nil {
-		return api.StartResult{}, err
-	}
-	defer end()
-	if b.phase() == api.Running {
-		return api.StartResult{Sandbox: b.view()}, nil
-	}
-	began := time.Now()
-	notes, err := m.boot(ctx, b, progress)
-	if err != nil {
-		return api.StartResult{}, err
-	}
-	return api.StartResult{Sandbox: b.view(), Started: true, BootMillis: time.Since(began).Milliseconds(), Notes: notes}, nil
+	return m.rise(ctx, name, "start", progress)
 }
 
 // boot takes a sandbox from off to running, and gives what the user should know
 // besides. When it fails the machine is gone and the sandbox failed, with the reason.
 func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress)) (notes []string, err error) {
-	if progress == nil {
-		progress = func(api.Progress) {}
-	}
-	config, notes, err := m.config(b)
+	config, files, err := m.config(b, "")
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +45,10 @@ func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress))
 	if err != nil {
 		return nil, &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot start sandbox %q: %v", b.name, err)}
 	}
-	if err := m.update(b, func(r *record) { r.Phase, r.Problem, r.Boots = api.Booting, "", r.Boots+1 }); err != nil {
+	err = m.update(b, func(r *record) {
+		r.Phase, r.Problem, r.Boots, r.Tools = api.Booting, "", r.Boots+1, files.ToolsName
+	})
+	if err != nil {
 		return nil, err
 	}
 	m.step(b, "start/recorded")
@@ -91,14 +75,14 @@ func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress))
 	}
 	log.guest(setup)
 	m.step(b, "start/guest")
-	if err := m.update(b, func(r *record) { r.Phase, r.Died = api.Running, false }); err != nil {
+	if err := m.update(b, func(r *record) { r.Phase, r.Died, r.Check = api.Running, false, false }); err != nil {
 		m.kill(b)
 		return nil, m.bootFailed(b, log, err)
 	}
 	log.end(nil)
 	m.step(b, "start/running")
 	progress(api.Progress{Step: "ready", Done: 2, Total: 2})
-	return notes, nil
+	return files.Notes, nil
 }
 
 // bootFailed records why a boot failed and gives it as an error.
@@ -118,12 +102,10 @@ func (m *Manager) bootFailed(b *box, log *bootLog, err error) error {
 	return e
 }
 
-// config is the machine a sandbox is, the same one every time, and what the user
-// should know of its parts.
-func (m *Manager) config(b *box) (vm.Config, []string, error) {
-	b.mu.Lock()
-	r := b.record
-	b.mu.Unlock()
+// config is the machine a sandbox is, the same one every time, with the tools disk of
+// that name or the current one, and the parts it boots from.
+func (m *Manager) config(b *box, tools string) (vm.Config, BootFiles, error) {
+	r := b.get()
 	fail := func(err error) error {
 		e := &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot start sandbox %q: %v", r.Name, err)}
 		var known *api.Error
@@ -134,25 +116,34 @@ func (m *Manager) config(b *box) (vm.Config, []string, error) {
 	}
 	base, err := m.images.Key(r.Image, r.ImageKey)
 	if err != nil {
-		return vm.Config{}, nil, fail(err)
+		return vm.Config{}, BootFiles{}, fail(err)
 	}
-	files, err := m.parts.Boot(r.Kernel)
+	boot, err := m.parts.Boot(r.Kernel, tools)
 	if err != nil {
-		return vm.Config{}, nil, fail(err)
+		return vm.Config{}, BootFiles{}, fail(err)
 	}
-	if _, err := os.Stat(b.dir.Root()); err != nil {
-		return vm.Config{}, nil, fail(fmt.Errorf("its root disk cannot be read: %w", err))
+	var files []string
+	for _, file := range r.Disks {
+		path := b.dir.File(file)
+		if _, err := os.Stat(path); err != nil {
+			return vm.Config{}, BootFiles{}, fail(fmt.Errorf("its root disk cannot be read: %w", err))
+		}
+		files = append(files, path)
+	}
+	cmdline := []string{guest.TokenParam + "=" + r.Token, "doz.root=vda", "doz.tools=vdb"}
+	if r.Check {
+		cmdline = append(cmdline, "doz.check=1")
 	}
 	return vm.Config{
 		Dir: b.dir.Machine(), Name: r.Name, CPUs: r.CPUs, MemoryMiB: r.MemoryMiB,
-		MemoryFile: b.dir.Memory(), Kernel: files.Kernel, Initrd: files.Initrd,
-		Cmdline: []string{guest.TokenParam + "=" + r.Token, "doz.root=vda", "doz.tools=vdb"},
+		MemoryFile: b.dir.Memory(), Kernel: boot.Kernel, Initrd: boot.Initrd,
+		Cmdline: cmdline,
 		Disks: []vm.Disk{
-			{Path: b.dir.Root(), Base: base.Disk, Format: vm.Overlay},
-			{Path: files.Tools, Format: vm.Raw, ReadOnly: true},
+			{Path: files[0], Layers: files[1:], Base: base.Disk, Format: vm.Overlay},
+			{Path: boot.Tools, Format: vm.Raw, ReadOnly: true},
 		},
 		MachineType: r.MachineType, Audio: r.Audio,
-	}, files.Notes, nil
+	}, boot, nil
 }
 
 // attach makes a machine the box's and watches for its end.
@@ -183,6 +174,10 @@ func (m *Manager) ended(b *box, machine vm.Machine, exit vm.Exit) {
 		m.log.Warn("cannot clean up after a machine", "sandbox", b.name, "error", err)
 	}
 	err := m.update(b, func(r *record) {
+		if r.Snapshot != nil { // it slept: all of it is saved
+			r.Phase = api.Hibernated
+			return
+		}
 		r.Phase = api.Off
 		if !exit.Clean {
 			r.Died, r.Problem = true, "its machine ended unasked: "+exit.Text
@@ -201,10 +196,14 @@ func (b *box) detach() {
 	b.machine, b.session, b.unresponsive = nil, nil, false
 }
 
-// clean removes what only a running machine needs.
+// clean removes what only a running machine needs. What is sealed stays.
 func (b *box) clean() error {
-	if err := os.RemoveAll(b.dir.Memory()); err != nil {
-		return err
+	if b.get().Snapshot == nil {
+		for _, path := range []string{b.dir.Memory(), b.dir.State()} {
+			if err := os.RemoveAll(path); err != nil {
+				return err
+			}
+		}
 	}
 	return os.RemoveAll(b.dir.Machine())
 }
@@ -238,8 +237,7 @@ func (m *Manager) connect(ctx context.Context, b *box, machine vm.Machine) (gues
 		conn.Close()
 		return setup, because(ctx, err)
 	}
-	request := guest.SetupRequest{Hostname: b.name, UnixNanos: time.Now().UnixNano(), TimeZone: localZone(), MachineID: b.record.MachineID}
-	if err := session.Call(ctx, guest.OpSetup, request, &setup); err != nil {
+	if setup, err = m.setUp(ctx, b, session); err != nil {
 		session.Close()
 		return setup, because(ctx, err)
 	}
@@ -249,6 +247,46 @@ func (m *Manager) connect(ctx context.Context, b *box, machine vm.Machine) (gues
 	}
 	b.session = session
 	b.mu.Unlock()
+	return setup, nil
+}
+
+const (
+	seedBytes = 64
+	// A clock that was set in so short an exchange is right to that.
+	clockExchange = 20 * time.Millisecond
+	clockTries    = 4
+)
+
+// setUp makes the guest this sandbox, here and now: its names, its time, its own
+// random numbers. It is asked of every guest that was not heard of for a while.
+func (m *Manager) setUp(ctx context.Context, b *box, session *guest.Session) (guest.SetupResponse, error) {
+	r := b.get()
+	seed := make([]byte, seedBytes)
+	rand.Read(seed)
+	request := guest.SetupRequest{
+		Hostname: b.name, UnixNanos: time.Now().UnixNano(), TimeZone: localZone(), MachineID: r.MachineID,
+		Seed: seed, Fresh: r.Fresh,
+	}
+	var setup guest.SetupResponse
+	if err := session.Call(ctx, guest.OpSetup, request, &setup); err != nil {
+		return setup, err
+	}
+	if r.Fresh {
+		if err := m.update(b, func(r *record) { r.Fresh = false }); err != nil {
+			return setup, err
+		}
+	}
+	// The set-up may have been long on its way: under emulation the first answer after
+	// a wake takes a tenth of a second.
+	for range clockTries {
+		began := time.Now()
+		if err := session.Call(ctx, guest.OpClock, guest.ClockRequest{UnixNanos: began.UnixNano()}, nil); err != nil {
+			return setup, err
+		}
+		if time.Since(began) < clockExchange {
+			break
+		}
+	}
 	return setup, nil
 }
 

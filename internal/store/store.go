@@ -140,10 +140,38 @@ type Sandbox string
 
 func (d Sandbox) Dir() string      { return string(d) }
 func (d Sandbox) Record() string   { return filepath.Join(string(d), "doz.json") }
-func (d Sandbox) Root() string     { return filepath.Join(string(d), "root.qcow2") }
 func (d Sandbox) Memory() string   { return filepath.Join(string(d), "memory") }
+func (d Sandbox) State() string    { return filepath.Join(string(d), "state") }   // of a saved machine's devices
 func (d Sandbox) Machine() string  { return filepath.Join(string(d), "machine") } // sockets of the running machine
 func (d Sandbox) BootsDir() string { return filepath.Join(string(d), "boots") }
+
+// FirstDisk is the file of a new sandbox's root disk; LaterDisk names one that was put
+// over others, id being hex digits.
+const FirstDisk = "root.qcow2"
+
+func LaterDisk(id string) string { return "root-" + id + ".qcow2" }
+
+// IsDisk says whether a file's name is one of those.
+func IsDisk(name string) bool {
+	return name == FirstDisk || strings.HasPrefix(name, "root-") && strings.HasSuffix(name, ".qcow2")
+}
+
+// File is a file of the folder.
+func (d Sandbox) File(name string) string { return filepath.Join(string(d), filepath.Base(name)) }
+
+// PointsDir holds the restore points; Point is the folder of one.
+func (d Sandbox) PointsDir() string { return filepath.Join(string(d), "points") }
+func (d Sandbox) Point(id string) Point {
+	return Point(filepath.Join(d.PointsDir(), filepath.Base(id)))
+}
+
+// Point is a restore point's folder. Its disks are the sandbox's.
+type Point string
+
+func (p Point) Dir() string    { return string(p) }
+func (p Point) Record() string { return filepath.Join(string(p), "point.json") }
+func (p Point) Memory() string { return filepath.Join(string(p), "memory") }
+func (p Point) State() string  { return filepath.Join(string(p), "state") }
 
 // BootLog and BootRecord are of the boot with that running number.
 func (d Sandbox) BootLog(n int) string {
