@@ -28,6 +28,15 @@ const (
 	OpSleep       = "sleep"        // NameRequest → Transition
 	OpHibernate   = "hibernate"    // NameRequest → Transition
 	OpWake        = "wake"         // NameRequest → StartResult
+	OpFork        = "fork"         // ForkRequest → ForkResult
+	OpDuplicate   = "duplicate"    // DuplicateRequest → DuplicateResult
+	OpPointTake   = "point.take"   // PointTakeRequest → PointResult
+	OpPointList   = "point.ls"     // NameRequest → []Point
+	OpPointFind   = "point.find"   // PointRequest → Point
+	OpPointRevert = "point.revert" // PointRequest → PointResult
+	OpPointFork   = "point.fork"   // PointForkRequest → Sandbox
+	OpPointRemove = "point.rm"     // PointRequest → Point
+	OpReset       = "reset"        // NameRequest → Transition
 	OpShutdown    = "shutdown"     // NameRequest → Sandbox
 	OpRemove      = "rm"           // NameRequest → {}
 	OpList        = "ls"           // → []Sandbox
@@ -190,6 +199,77 @@ type CreateRequest struct {
 // NameRequest names a sandbox or an image.
 type NameRequest struct {
 	Name string `json:"name"`
+}
+
+// ForkRequest copies a sandbox, memory and disk included.
+type ForkRequest struct {
+	Name   string `json:"name"`
+	New    string `json:"new"`              // with Count above 1: NEW-1, NEW-2, …
+	Count  int    `json:"count,omitempty"`  // 1 to 100; 0 is 1
+	NoWake bool   `json:"noWake,omitempty"` // leave the copies hibernated
+}
+
+// ForkResult is the copies.
+type ForkResult struct {
+	Sandboxes []Sandbox `json:"sandboxes"`
+	Millis    float64   `json:"milliseconds"`
+	Notes     []string  `json:"notes,omitempty"`
+}
+
+// DuplicateRequest makes a new sandbox, off, of another's disk; zero values are the
+// other's.
+type DuplicateRequest struct {
+	Name      string `json:"name"`
+	New       string `json:"new"`
+	CPUs      int    `json:"cpus,omitempty"`
+	MemoryMiB int    `json:"memoryMiB,omitempty"`
+}
+
+// DuplicateResult is the new sandbox.
+type DuplicateResult struct {
+	Sandbox Sandbox  `json:"sandbox"`
+	Notes   []string `json:"notes,omitempty"`
+}
+
+// PointTakeRequest makes a restore point.
+type PointTakeRequest struct {
+	Name   string `json:"name"`
+	Point  string `json:"point,omitempty"` // its name, at most 64 characters
+	Note   string `json:"note,omitempty"`
+	Memory bool   `json:"memory,omitempty"` // the running programs too
+}
+
+// PointRequest names a restore point by its name, its id, or a beginning of either that
+// is no other's.
+type PointRequest struct {
+	Name  string `json:"name"`
+	Point string `json:"point"`
+}
+
+// PointForkRequest makes a new sandbox of a restore point.
+type PointForkRequest struct {
+	Name  string `json:"name"`
+	Point string `json:"point"`
+	New   string `json:"new"`
+}
+
+// Point is a restore point.
+type Point struct {
+	ID      string    `json:"id"`
+	Name    string    `json:"name,omitempty"`
+	Note    string    `json:"note,omitempty"`
+	Created time.Time `json:"created"`
+	Memory  bool      `json:"memory"` // it holds the running programs too
+	Bytes   int64     `json:"bytes"`  // of this computer's disk, its uppermost disk file and its memory
+}
+
+// PointResult is a point that was taken: the one asked for, or the one a revert took
+// first.
+type PointResult struct {
+	Sandbox Sandbox  `json:"sandbox"`
+	Point   Point    `json:"point"`
+	Millis  float64  `json:"milliseconds"`
+	Notes   []string `json:"notes,omitempty"`
 }
 
 // StartResult is a started sandbox.

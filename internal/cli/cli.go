@@ -42,6 +42,7 @@ type Local interface {
 	Serve(ctx context.Context, idle time.Duration) error
 	List() ([]api.Sandbox, error)
 	Inspect(name string) (api.Sandbox, error)
+	Points(name string) ([]api.Point, error)
 	Boots(name string) ([]api.Boot, error)
 	Boot(name string, number int) (api.Boot, error)
 	Images() ([]api.Image, error)
@@ -210,7 +211,8 @@ its own kernel.
 		return &api.Error{Kind: api.KindUsage, Message: err.Error(), Hint: "see: " + cmd.CommandPath() + " --help"}
 	})
 	root.AddCommand(a.create(), a.start(), a.exec(), a.ls(), a.inspect(),
-		a.pause(), a.resume(), a.sleep(), a.hibernate(), a.wake(), a.shutdown(), a.rm(),
+		a.pause(), a.resume(), a.sleep(), a.hibernate(), a.wake(),
+		a.fork(), a.duplicate(), a.point(), a.shutdown(), a.reset(), a.rm(),
 		a.console(), a.events(), a.image(), a.host(), a.doctor())
 	return root
 }

@@ -199,26 +199,6 @@ func (c *Client) Start(ctx context.Context, name string) (api.StartResult, error
 	return call[api.StartResult](ctx, c, api.OpStart, api.NameRequest{Name: name})
 }
 
-func (c *Client) Wake(ctx context.Context, name string) (api.StartResult, error) {
-	return call[api.StartResult](ctx, c, api.OpWake, api.NameRequest{Name: name})
-}
-
-func (c *Client) Pause(ctx context.Context, name string) (api.Transition, error) {
-	return call[api.Transition](ctx, c, api.OpPause, api.NameRequest{Name: name})
-}
-
-func (c *Client) Resume(ctx context.Context, name string) (api.Transition, error) {
-	return call[api.Transition](ctx, c, api.OpResume, api.NameRequest{Name: name})
-}
-
-func (c *Client) Sleep(ctx context.Context, name string) (api.Transition, error) {
-	return call[api.Transition](ctx, c, api.OpSleep, api.NameRequest{Name: name})
-}
-
-func (c *Client) Hibernate(ctx context.Context, name string) (api.Transition, error) {
-	return call[api.Transition](ctx, c, api.OpHibernate, api.NameRequest{Name: name})
-}
-
 func (c *Client) Shutdown(ctx context.Context, name string) (api.Sandbox, error) {
 	return call[api.Sandbox](ctx, c, api.OpShutdown, api.NameRequest{Name: name})
 }

@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"strings"
 
 	"dozable.com/doz/internal/api"
 	"dozable.com/doz/internal/image"
@@ -46,14 +45,7 @@ func removeImage(h *Host, ctx context.Context, r api.NameRequest, _ progress) (s
 // prune drops versions of images that no name means and no sandbox stands on. Who
 // stands on one is asked as late as can be: sandboxes are made meanwhile.
 func (h *Host) prune() {
-	h.images.Prune(context.Background(), func(name, key12 string) bool {
-		for _, v := range h.manager.List() {
-			if v.Image == name && strings.HasPrefix(v.ImageKey, key12) {
-				return true
-			}
-		}
-		return false
-	})
+	h.images.Prune(context.Background(), h.manager.UsesImage)
 }
 
 func removeSandbox(h *Host, ctx context.Context, r api.NameRequest, _ progress) (struct{}, error) {

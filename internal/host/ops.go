@@ -34,6 +34,31 @@ var operations = map[string]operation{
 	api.OpResume:    plain(transition((*sandbox.Manager).Resume)),
 	api.OpSleep:     plain(transition((*sandbox.Manager).Sleep)),
 	api.OpHibernate: plain(transition((*sandbox.Manager).Hibernate)),
+	api.OpFork: plain(func(h *Host, ctx context.Context, r api.ForkRequest, p progress) (api.ForkResult, error) {
+		return h.manager.Fork(ctx, r, p)
+	}),
+	api.OpDuplicate: plain(func(h *Host, ctx context.Context, r api.DuplicateRequest, _ progress) (api.DuplicateResult, error) {
+		return h.manager.Duplicate(ctx, r)
+	}),
+	api.OpPointTake: plain(func(h *Host, ctx context.Context, r api.PointTakeRequest, _ progress) (api.PointResult, error) {
+		return h.manager.TakePoint(ctx, r)
+	}),
+	api.OpPointList: plain(func(h *Host, _ context.Context, r api.NameRequest, _ progress) ([]api.Point, error) {
+		return sandbox.Points(h.store, r.Name)
+	}),
+	api.OpPointFind: plain(func(h *Host, _ context.Context, r api.PointRequest, _ progress) (api.Point, error) {
+		return h.manager.FindPoint(r.Name, r.Point)
+	}),
+	api.OpPointRevert: plain(func(h *Host, ctx context.Context, r api.PointRequest, _ progress) (api.PointResult, error) {
+		return h.manager.Revert(ctx, r)
+	}),
+	api.OpPointFork: plain(func(h *Host, ctx context.Context, r api.PointForkRequest, _ progress) (api.Sandbox, error) {
+		return h.manager.ForkPoint(ctx, r)
+	}),
+	api.OpPointRemove: plain(func(h *Host, ctx context.Context, r api.PointRequest, _ progress) (api.Point, error) {
+		return h.manager.RemovePoint(ctx, r)
+	}),
+	api.OpReset: plain(transition((*sandbox.Manager).Reset)),
 	api.OpShutdown: plain(func(h *Host, ctx context.Context, r api.NameRequest, _ progress) (api.Sandbox, error) {
 		return h.manager.Shutdown(ctx, r.Name)
 	}),

@@ -37,31 +37,45 @@ func (m *Manager) Create(ctx context.Context, req api.CreateRequest) (api.Sandbo
 		return api.Sandbox{}, err
 	}
 
+	return m.make(r, func(tmp store.Sandbox, r *record) error {
+		return m.engine.CreateDisk(ctx, tmp.File(store.FirstDisk), r.diskBytes())
+	})
+}
+
+// make makes a sandbox of a record: fill puts its disks, and what else it begins with,
+// into its folder, and may add to the record.
+func (m *Manager) make(r record, fill func(tmp store.Sandbox, r *record) error) (api.Sandbox, error) {
 	// The box holds the name from here on, so that of two creates one wins.
-	b := &box{name: req.Name, dir: m.store.Sandbox(req.Name), record: r, op: &operation{name: "create", done: make(chan struct{})}}
+	b := &box{name: r.Name, dir: m.store.Sandbox(r.Name), record: r, op: &operation{name: "create", done: make(chan struct{})}}
 	m.mu.Lock()
-	taken := m.boxes[req.Name] != nil
+	taken := m.boxes[r.Name] != nil
 	if !taken {
-		m.boxes[req.Name] = b
+		m.boxes[r.Name] = b
 	}
 	m.mu.Unlock()
 	if taken {
-		return api.Sandbox{}, &api.Error{Kind: api.KindExists, Message: fmt.Sprintf("a sandbox is already named %q", req.Name), Hint: "choose another name, or see it with: doz inspect " + req.Name}
+		return api.Sandbox{}, nameTaken(r.Name)
 	}
-	err = m.makeFolder(ctx, b, base)
+	err := m.makeFolder(b, fill)
 	b.mu.Lock()
 	close(b.op.done)
 	b.op = nil
 	b.mu.Unlock()
 	if err != nil {
 		m.mu.Lock()
-		delete(m.boxes, req.Name)
+		delete(m.boxes, r.Name)
 		m.mu.Unlock()
-		return api.Sandbox{}, &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot create sandbox %q: %v", req.Name, err)}
+		return api.Sandbox{}, &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot create sandbox %q: %v", r.Name, err)}
 	}
-	m.tell(api.Event{Event: "phase", Name: b.name, Phase: api.Off})
+	m.tell(api.Event{Event: "phase", Name: b.name, Phase: r.Phase})
 	return b.view(), nil
 }
+
+func nameTaken(name string) error {
+	return &api.Error{Kind: api.KindExists, Message: fmt.Sprintf("a sandbox is already named %q", name), Hint: "choose another name, or see it with: doz inspect " + name}
+}
+
+func (r *record) diskBytes() int64 { return int64(r.DiskGiB) << 30 }
 
 // newRecord is the record of the sandbox asked for, with every default filled in.
 func (m *Manager) newRecord(ctx context.Context, req api.CreateRequest, base Base) (record, error) {
@@ -104,7 +118,7 @@ func (r record) check(base Base) error {
 }
 
 // makeFolder makes the sandbox's folder under a name that is none, and renames it.
-func (m *Manager) makeFolder(ctx context.Context, b *box, base Base) (err error) {
+func (m *Manager) makeFolder(b *box, fill func(tmp store.Sandbox, r *record) error) (err error) {
 	tmp := store.Sandbox(filepath.Join(m.store.SandboxesDir(), newPrefix+b.name+"-"+randomHex(4)))
 	if err := os.Mkdir(tmp.Dir(), 0o700); err != nil {
 		return err
@@ -115,20 +129,24 @@ func (m *Manager) makeFolder(ctx context.Context, b *box, base Base) (err error)
 		}
 	}()
 	m.step(b, "create/folder")
-	if err := m.engine.CreateDisk(ctx, tmp.File(store.FirstDisk), int64(b.record.DiskGiB)<<30); err != nil {
+	r := b.get()
+	if err := fill(tmp, &r); err != nil {
 		return err
 	}
 	m.step(b, "create/disk")
 	if err := os.Mkdir(tmp.BootsDir(), 0o700); err != nil {
 		return err
 	}
-	if err := store.WriteRecord(tmp.Record(), b.record); err != nil {
+	if err := store.WriteRecord(tmp.Record(), r); err != nil {
 		return err
 	}
 	m.step(b, "create/record")
 	if err := os.Rename(tmp.Dir(), b.dir.Dir()); err != nil {
 		return err
 	}
+	b.mu.Lock()
+	b.record = r
+	b.mu.Unlock()
 	defer m.step(b, "create/named")
 	return store.SyncDir(m.store.SandboxesDir())
 }
@@ -166,12 +184,23 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// sweep removes what cut-off creates and removals left.
+// sweep removes what cut-off creates and removals left, of sandboxes and of the restore
+// points of each.
 func (m *Manager) sweep() {
-	entries, _ := os.ReadDir(m.store.SandboxesDir())
+	m.sweepFolder(m.store.SandboxesDir())
+	for _, b := range m.boxes {
+		if b.record.Phase != api.Damaged {
+			m.sweepFolder(b.dir.PointsDir())
+			m.sweepDisks(b)
+		}
+	}
+}
+
+func (m *Manager) sweepFolder(dir string) {
+	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), newPrefix) || strings.HasPrefix(e.Name(), trashPrefix) {
-			if err := os.RemoveAll(filepath.Join(m.store.SandboxesDir(), e.Name())); err != nil {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
 				m.log.Warn("cannot remove a leftover", "folder", e.Name(), "error", err)
 			}
 		}

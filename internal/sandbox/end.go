@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"dozable.com/doz/internal/api"
 	"dozable.com/doz/internal/guest"
+	"dozable.com/doz/internal/store"
 	"dozable.com/doz/internal/vm"
 )
 
@@ -76,6 +78,40 @@ func (m *Manager) goOn(ctx context.Context, b *box) (problem string) {
 		return "it could not be woken to be shut down, so its programs were cut off: " + err.Error()
 	}
 	return ""
+}
+
+// Reset ends a sandbox's programs and drops its root disk: it is off then, as made anew
+// from what its image is now. Its restore points stay.
+func (m *Manager) Reset(ctx context.Context, name string) (api.Transition, error) {
+	return m.transition(ctx, name, "reset", func(ctx context.Context, b *box) ([]string, error) {
+		r := b.get()
+		base, err := m.images.Current(r.Image)
+		if err != nil {
+			return nil, err
+		}
+		if base.SizeBytes > r.diskBytes() {
+			return nil, fmt.Errorf("its image is now larger than its disk of %d GiB", r.DiskGiB)
+		}
+		if phase := b.phase(); live(phase) || phase == api.Hibernated {
+			if err := m.shutdown(ctx, b); err != nil {
+				return nil, err
+			}
+		}
+		m.step(b, "reset/off")
+		file := store.LaterDisk(randomHex(4))
+		if err := m.engine.CreateDisk(ctx, b.dir.File(file), r.diskBytes()); err != nil {
+			return nil, err
+		}
+		err = m.update(b, func(r *record) {
+			r.Disks, r.ImageKey, r.Phase, r.Problem, r.Died, r.Check = []string{file}, base.Key, api.Off, "", false, false
+		})
+		if err != nil {
+			return nil, err
+		}
+		m.step(b, "reset/recorded")
+		m.sweepDisks(b)
+		return nil, nil
+	})
 }
 
 // powerOff asks the guest to power off and waits for it. It says whether it did.

@@ -176,7 +176,8 @@ func (m *Manager) save(ctx context.Context, b *box, op string, phase api.Phase) 
 		return err
 	}
 	m.step(b, op+"/paused")
-	seal, err := m.seal(ctx, b, machine)
+	os.Remove(b.dir.State()) // of a save that was cut off
+	seal, err := m.seal(ctx, b, machine, b.dir.State())
 	if err == nil {
 		m.step(b, op+"/saved")
 		err = m.update(b, func(r *record) { r.Phase, r.Snapshot = phase, seal })
@@ -194,13 +195,10 @@ func (m *Manager) save(ctx context.Context, b *box, op string, phase api.Phase) 
 	return nil
 }
 
-// seal saves a machine that stands, and says what was saved.
-func (m *Manager) seal(ctx context.Context, b *box, machine vm.Machine) (*snapshot, error) {
+// seal saves a machine that stands, its state to a new file, and says what was saved.
+func (m *Manager) seal(ctx context.Context, b *box, machine vm.Machine, state string) (*snapshot, error) {
 	features, err := m.probe(ctx)
 	if err != nil {
-		return nil, err
-	}
-	if err := os.RemoveAll(b.dir.State()); err != nil {
 		return nil, err
 	}
 	s := &snapshot{At: time.Now(), Engine: features.Engine, EngineVersion: features.Version, Accelerator: features.Accelerator}
@@ -211,11 +209,11 @@ func (m *Manager) seal(ctx context.Context, b *box, machine vm.Machine) (*snapsh
 		s.MemorySum, err = store.Sum(b.dir.Memory())
 		summed <- err
 	}()
-	err = machine.Save(ctx, b.dir.State())
+	err = machine.Save(ctx, state)
 	if err := errors.Join(err, <-summed); err != nil {
 		return nil, err
 	}
-	if s.StateSum, err = store.Sum(b.dir.State()); err != nil {
+	if s.StateSum, err = store.Sum(state); err != nil {
 		return nil, err
 	}
 	info, err := os.Stat(b.dir.File(b.get().Disks[0]))

@@ -91,10 +91,15 @@ func ReadRecord(path string, schema int, v any) error {
 
 // SyncDir makes the names in a folder durable.
 func SyncDir(dir string) error {
-	d, err := os.Open(dir)
+	return SyncFile(dir)
+}
+
+// SyncFile makes what a file holds durable.
+func SyncFile(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	defer d.Close()
-	return d.Sync()
+	defer f.Close()
+	return f.Sync()
 }
