@@ -191,10 +191,13 @@ func (m *Manager) find(b *box, text string) (point, error) {
 	}
 	var found []point
 	for _, p := range points {
+		if text == "" {
+			continue // which begins every name, and names nothing
+		}
 		if p.Name == text || p.ID == text {
 			return p, nil
 		}
-		if text != "" && (strings.HasPrefix(p.Name, text) || strings.HasPrefix(p.ID, text)) {
+		if strings.HasPrefix(p.Name, text) || strings.HasPrefix(p.ID, text) {
 			found = append(found, p)
 		}
 	}
