@@ -23,8 +23,9 @@ type machine struct {
 
 	up      chan struct{} // closed when the root is in place, or is known not to be
 	problem error         // why there is no usable root disk; set before up is closed
-	device  string        // the root disk; "" for a machine without
-	tools   string        // likewise the tools disk, without its folder
+	root    string        // the root disk, as in "vda"; "" for a machine without
+	tools   string        // likewise the tools disk
+	device  string        // the root disk that is mounted; "" when none is
 
 	setup sync.Mutex
 	zone  atomic.Pointer[string] // TZ, where the root does not know the time zone
@@ -68,27 +69,33 @@ func mountBasics() map[string]string {
 	return params
 }
 
+// raise puts the machine's root in place, once in its life, which the host asks for: a
+// machine that was saved before, and is loaded for a sandbox, finds that one's disk
+// then. It closes up. The caller holds m.setup, or is alone.
+func (m *machine) raise(check bool) {
+	select {
+	case <-m.up:
+		return
+	default:
+	}
+	m.problem = m.mountRoot(check)
+	close(m.up)
+}
+
 // mountRoot makes the machine's root the root, with everything mounted on it that
 // programs expect. Without a root disk (a builder) the initramfs stays the root, and
 // so it does when the disk cannot be used, which is returned.
-func (m *machine) mountRoot(params map[string]string) error {
-	os.MkdirAll("/run/doz/bin", 0o755)
-	mount("/doz/bin", "/run/doz/bin", "", unix.MS_BIND, "")
-	var tools sync.WaitGroup
-	m.tools = params["doz.tools"]
-	tools.Go(m.mountTools)
+func (m *machine) mountRoot(check bool) error {
 	var err error
-	if params["doz.check"] != "" {
-		tools.Wait()
-		err = m.check(params["doz.root"])
+	if check {
+		err = m.check()
 	}
 	if err == nil {
-		err = m.mountDisk(params["doz.root"])
+		err = m.mountDisk()
 	}
-	tools.Wait()
 	if errors.Is(err, unix.EUCLEAN) || errors.Is(err, unix.EBADMSG) {
-		if err = m.check(params["doz.root"]); err == nil {
-			err = m.mountDisk(params["doz.root"])
+		if err = m.check(); err == nil {
+			err = m.mountDisk()
 		}
 	}
 	if err == nil && m.device != "" {
@@ -124,11 +131,11 @@ func (m *machine) mountTools() {
 
 // mountDisk mounts the root disk. One that the kernel only lets be read, because it
 // is damaged, is better than none.
-func (m *machine) mountDisk(name string) error {
-	if name == "" {
+func (m *machine) mountDisk() error {
+	if m.root == "" {
 		return nil
 	}
-	device := "/dev/" + name
+	device := "/dev/" + m.root
 	os.MkdirAll(newRoot, 0o755)
 	err := unix.Mount(device, newRoot, "ext4", unix.MS_NOATIME, "discard")
 	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
@@ -146,9 +153,9 @@ func (m *machine) mountDisk(name string) error {
 // check has e2fsck check a disk and mend it. What a power cut leaves the journal mends
 // as it is mounted; this is for what the journal does not know of, as when the file
 // system was being grown, and for a disk that was copied from under a running system.
-func (m *machine) check(name string) error {
+func (m *machine) check() error {
 	program := toolsDir + "/bin/e2fsck"
-	_, done, err := m.reaper.start(program, []string{program, "-f", "-y", "/dev/" + name}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
+	_, done, err := m.reaper.start(program, []string{program, "-f", "-y", "/dev/" + m.root}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
 	if err != nil {
 		return fmt.Errorf("the root disk cannot be checked: %w", err)
 	}

@@ -11,6 +11,8 @@ import (
 	"os"
 	"runtime/debug"
 
+	"golang.org/x/sys/unix"
+
 	"dozable.com/doz/internal/guest"
 )
 
@@ -43,17 +45,21 @@ func job(args []string) int {
 // run is PID 1's life. It ends with the machine.
 func run() {
 	params := mountBasics()
-	m := &machine{steps: &steps{}, up: make(chan struct{})}
+	m := &machine{steps: &steps{}, up: make(chan struct{}), root: params["doz.root"], tools: params["doz.tools"]}
 	m.steps.done("kernel", "")
 	m.reaper = startReaper()
-	// The host is answered while the disks are mounted; what needs them waits.
+	os.MkdirAll("/run/doz/bin", 0o755)
+	mount("/doz/bin", "/run/doz/bin", "", unix.MS_BIND, "")
+	m.mountTools()
+	if m.root == "" {
+		// A builder: nothing more is to come.
+		m.raise(false)
+	}
 	go func() {
 		if err := serve(m, params[guest.TokenParam]); err != nil {
 			fmt.Fprintln(os.Stderr, "deckhold: the guest channel failed:", err)
 		}
 	}()
-	m.problem = m.mountRoot(params)
-	close(m.up)
 	watchPowerButton(m)
 	select {} // PID 1 must not return
 }

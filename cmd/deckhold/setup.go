@@ -24,14 +24,14 @@ func (m *machine) opSetup(args json.RawMessage) (any, error) {
 	if err := json.Unmarshal(args, &request); err != nil {
 		return nil, &guest.Error{Code: guest.CodeUsage, Message: "the set-up cannot be read: " + err.Error()}
 	}
-	<-m.up
-	if m.problem != nil {
-		return nil, m.problem
-	}
 	m.setup.Lock()
 	defer m.setup.Unlock()
 	setClock(request.UnixNanos)
 	reseed(request.Seed)
+	m.raise(request.Check)
+	if m.problem != nil {
+		return nil, m.problem
+	}
 	if m.device != "" {
 		m.grow()
 	}

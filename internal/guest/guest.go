@@ -54,7 +54,7 @@ const (
 
 // Operations deckhold answers.
 const (
-	OpSetup    = "setup"    // SetupRequest → SetupResponse; once after each sync
+	OpSetup    = "setup"    // SetupRequest → SetupResponse; once after each sync. The first mounts the root disk
 	OpExec     = "exec"     // ExecRequest → ExecResponse, then frames
 	OpSync     = "sync"     // {} → {}: file systems written out
 	OpPowerOff = "poweroff" // {} → {}: ends every program (TERM, 2 s, KILL), unmounts, powers off
@@ -102,6 +102,9 @@ type SetupRequest struct {
 	// Fresh tells a copy of another machine, or of another's disk, to become one of its
 	// own: machine id and SSH host keys are made anew.
 	Fresh bool `json:"fresh,omitempty"`
+	// Check has the root disk checked before it is mounted, which the first set-up of a
+	// machine does.
+	Check bool `json:"check,omitempty"`
 }
 
 // SetupResponse describes the guest.

@@ -42,6 +42,8 @@ type bootLog struct {
 	file    string
 	console string
 	record  bootRecord
+	// offset is how long, in milliseconds, the guest had run before it was loaded.
+	offset int64
 }
 
 // beginBoot opens the log of the boot that was just counted, and drops old ones.
@@ -69,7 +71,9 @@ func (l *bootLog) step(name, note string) {
 // guest notes the guest's own steps, whose clock began with its kernel.
 func (l *bootLog) guest(setup guest.SetupResponse) {
 	for _, s := range setup.Steps {
-		l.add(api.BootStep{Name: "guest: " + clip(s.Name), Millis: s.Millis, Note: clip(s.Note)})
+		if s.Millis >= l.offset {
+			l.add(api.BootStep{Name: "guest: " + clip(s.Name), Millis: s.Millis - l.offset, Note: clip(s.Note)})
+		}
 	}
 	l.step("answers", "kernel "+clip(setup.Kernel))
 }

@@ -93,7 +93,7 @@ func (m *Manager) newRecord(ctx context.Context, req api.CreateRequest, base Bas
 		CPUs: cmp.Or(req.CPUs, defaultCPUs), MemoryMiB: cmp.Or(req.MemoryMiB, base.MemoryMiB, defaultMemoryMiB),
 		DiskGiB: cmp.Or(req.DiskGiB, max(defaultDiskGiB, int((base.SizeBytes+1<<30-1)>>30))), Network: "none",
 		Kernel: kernel, MachineType: features.MachineType, Token: randomHex(16), MachineID: randomHex(16),
-		Disks: []string{store.FirstDisk},
+		Disks: []string{store.FirstDisk}, Fresh: true,
 		Phase: api.Off, Since: now,
 	}
 	return r, r.check(base)
@@ -187,6 +187,7 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 // sweep removes what cut-off creates and removals left, of sandboxes and of the restore
 // points of each.
 func (m *Manager) sweep() {
+	m.sweepTemplates(maxTemplates)
 	m.sweepFolder(m.store.SandboxesDir())
 	for _, b := range m.boxes {
 		if b.record.Phase != api.Damaged {

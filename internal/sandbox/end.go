@@ -104,6 +104,7 @@ func (m *Manager) Reset(ctx context.Context, name string) (api.Transition, error
 		}
 		err = m.update(b, func(r *record) {
 			r.Disks, r.ImageKey, r.Phase, r.Problem, r.Died, r.Check = []string{file}, base.Key, api.Off, "", false, false
+			r.Fresh = true
 		})
 		if err != nil {
 			return nil, err

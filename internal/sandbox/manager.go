@@ -29,6 +29,8 @@ type Manager struct {
 
 	features vm.Features
 
+	templates sync.Mutex // held while a template is made or copied
+
 	mu    sync.Mutex
 	boxes map[string]*box
 	subs  map[chan api.Event]string

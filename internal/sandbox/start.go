@@ -52,19 +52,16 @@ func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress))
 		return nil, err
 	}
 	m.step(b, "start/recorded")
-	progress(api.Progress{Step: "boot", Total: 2})
 	log := m.beginBoot(b, "start")
 	config.ConsoleFile, config.ConsoleLimit = log.console, consoleLimit
 
 	// A client that leaves does not take the boot with it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), bootDeadline)
 	defer cancel()
-	machine, err := m.engine.Start(ctx, config)
+	machine, err := m.startMachine(ctx, b, config, log, progress)
 	if err != nil {
 		return nil, m.bootFailed(b, log, err)
 	}
-	m.attach(b, machine)
-	log.step("machine", "")
 	m.step(b, "start/machine")
 	progress(api.Progress{Step: "guest", Done: 1, Total: 2})
 
@@ -79,10 +76,32 @@ func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress))
 		m.kill(b)
 		return nil, m.bootFailed(b, log, err)
 	}
+	os.Remove(b.dir.State()) // of the template
 	log.end(nil)
 	m.step(b, "start/running")
 	progress(api.Progress{Step: "ready", Done: 2, Total: 2})
 	return files.Notes, nil
+}
+
+// startMachine gives a machine whose processors run: one that has booted already, from
+// a template, or one that boots.
+func (m *Manager) startMachine(ctx context.Context, b *box, config vm.Config, log *bootLog, progress func(api.Progress)) (vm.Machine, error) {
+	machine, err := m.fromTemplate(ctx, b, config, log, progress)
+	if err != nil {
+		m.log.Warn("a sandbox boots without a template", "sandbox", b.name, "error", err)
+		progress(api.Progress{Step: "boot", Total: 2})
+		config.Cmdline = cmdline(b.get().Token)
+		if machine, err = m.engine.Start(ctx, config); err != nil {
+			return nil, err
+		}
+	}
+	m.attach(b, machine)
+	log.step("machine", "")
+	if err := machine.Resume(ctx); err != nil {
+		m.kill(b)
+		return nil, err
+	}
+	return machine, nil
 }
 
 // bootFailed records why a boot failed and gives it as an error.
@@ -130,20 +149,21 @@ func (m *Manager) config(b *box, tools string) (vm.Config, BootFiles, error) {
 		}
 		files = append(files, path)
 	}
-	cmdline := []string{guest.TokenParam + "=" + r.Token, "doz.root=vda", "doz.tools=vdb"}
-	if r.Check {
-		cmdline = append(cmdline, "doz.check=1")
-	}
 	return vm.Config{
 		Dir: b.dir.Machine(), Name: r.Name, CPUs: r.CPUs, MemoryMiB: r.MemoryMiB,
 		MemoryFile: b.dir.Memory(), Kernel: boot.Kernel, Initrd: boot.Initrd,
-		Cmdline: cmdline,
+		Cmdline: cmdline(r.Token),
 		Disks: []vm.Disk{
 			{Path: files[0], Layers: files[1:], Base: base.Disk, Format: vm.Overlay},
 			{Path: boot.Tools, Format: vm.Raw, ReadOnly: true},
 		},
 		MachineType: r.MachineType, Audio: r.Audio,
 	}, boot, nil
+}
+
+// cmdline is what a sandbox's kernel is told.
+func cmdline(token string) []string {
+	return []string{guest.TokenParam + "=" + token, "doz.root=vda", "doz.tools=vdb"}
 }
 
 // attach makes a machine the box's and watches for its end.
@@ -265,7 +285,7 @@ func (m *Manager) setUp(ctx context.Context, b *box, session *guest.Session) (gu
 	rand.Read(seed)
 	request := guest.SetupRequest{
 		Hostname: b.name, UnixNanos: time.Now().UnixNano(), TimeZone: localZone(), MachineID: r.MachineID,
-		Seed: seed, Fresh: r.Fresh,
+		Seed: seed, Fresh: r.Fresh, Check: r.Check,
 	}
 	var setup guest.SetupResponse
 	if err := session.Call(ctx, guest.OpSetup, request, &setup); err != nil {

@@ -91,7 +91,7 @@ func (s *Store) Make() error {
 			return fmt.Errorf("cannot use %s as a store: it holds other things (%s)", s.root, others[0])
 		}
 	}
-	for _, dir := range []string{s.root, s.EngineDir(), s.ImagesDir(), s.SandboxesDir()} {
+	for _, dir := range []string{s.root, s.EngineDir(), s.ImagesDir(), s.SandboxesDir(), s.TemplatesDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("cannot make store %s: %w", s.root, plain(err))
 		}
@@ -111,7 +111,7 @@ func (s *Store) strangers() []string {
 	var names []string
 	for _, e := range entries {
 		switch e.Name() {
-		case "host.lock", "host.sock", "host.log", "engine", "kernels", "tools", "images", "sandboxes":
+		case "host.lock", "host.sock", "host.log", "engine", "kernels", "tools", "images", "sandboxes", "templates":
 		default:
 			if !strings.HasPrefix(e.Name(), ".") {
 				names = append(names, e.Name())
@@ -131,6 +131,7 @@ func (s *Store) Log() string          { return filepath.Join(s.root, "host.log")
 func (s *Store) EngineDir() string    { return filepath.Join(s.root, "engine") }
 func (s *Store) ImagesDir() string    { return filepath.Join(s.root, "images") }
 func (s *Store) SandboxesDir() string { return filepath.Join(s.root, "sandboxes") }
+func (s *Store) TemplatesDir() string { return filepath.Join(s.root, "templates") }
 
 // Sandbox names what one sandbox keeps.
 func (s *Store) Sandbox(name string) Sandbox { return Sandbox(filepath.Join(s.SandboxesDir(), name)) }
@@ -172,6 +173,21 @@ func (p Point) Dir() string    { return string(p) }
 func (p Point) Record() string { return filepath.Join(string(p), "point.json") }
 func (p Point) Memory() string { return filepath.Join(string(p), "memory") }
 func (p Point) State() string  { return filepath.Join(string(p), "state") }
+
+// Template names what one boot template keeps.
+func (s *Store) Template(key string) Template {
+	return Template(filepath.Join(s.TemplatesDir(), filepath.Base(key)))
+}
+
+// Template is a boot template's folder.
+type Template string
+
+func (t Template) Dir() string     { return string(t) }
+func (t Template) Record() string  { return filepath.Join(string(t), "template.json") }
+func (t Template) Memory() string  { return filepath.Join(string(t), "memory") }
+func (t Template) State() string   { return filepath.Join(string(t), "state") }
+func (t Template) Machine() string { return filepath.Join(string(t), "machine") } // while it is made
+func (t Template) Disk() string    { return filepath.Join(string(t), "disk") }    // likewise
 
 // BootLog and BootRecord are of the boot with that running number.
 func (d Sandbox) BootLog(n int) string {

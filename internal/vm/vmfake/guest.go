@@ -117,7 +117,7 @@ func (m *machine) answer(stream net.Conn) {
 	}
 	switch request.Op {
 	case guest.OpSetup:
-		ok(stream, guest.SetupResponse{Version: "fake", Kernel: "fake", BootID: m.state.BootID, Steps: []guest.Step{{Name: "kernel", Millis: 1}}})
+		ok(stream, guest.SetupResponse{Version: "fake", Kernel: "fake", BootID: m.bootID(), Steps: []guest.Step{{Name: "kernel", Millis: 1}}})
 	case guest.OpClock:
 		ok(stream, guest.ClockResponse{UnixNanos: time.Now().UnixNano()})
 	case guest.OpSync, guest.OpStats:

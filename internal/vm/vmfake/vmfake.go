@@ -112,14 +112,14 @@ func (e *Engine) Start(_ context.Context, c vm.Config) (vm.Machine, error) {
 
 // state is what a machine saves: enough to tell one machine from another.
 type state struct {
-	BootID string
+	BootID string // drawn when it is first asked for, as Linux does
 	CPUs   int
 }
 
 // memory makes a new machine's memory, or reads a saved machine's state.
 func (e *Engine) memory(c vm.Config) (state, error) {
 	if c.Restore == "" {
-		return state{fmt.Sprintf("boot-%d", e.next), c.CPUs}, os.WriteFile(c.MemoryFile, []byte("memory"), 0o600)
+		return state{CPUs: c.CPUs}, os.WriteFile(c.MemoryFile, []byte("memory"), 0o600)
 	}
 	if err := e.options.Fail("restore"); err != nil {
 		return state{}, fmt.Errorf("%w: %w", vm.ErrNoState, err)
@@ -206,6 +206,16 @@ func (m *machine) end(exit vm.Exit) {
 	m.waiters = nil
 }
 
+// bootID tells one boot from another.
+func (m *machine) bootID() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state.BootID == "" {
+		m.state.BootID = fmt.Sprintf("boot-%d", m.pid)
+	}
+	return m.state.BootID
+}
+
 // ended is vm.ErrEnded once the machine has.
 func (m *machine) ended() error {
 	m.mu.Lock()
@@ -237,7 +247,9 @@ func (m *machine) Save(_ context.Context, path string) error {
 	if err := m.still("save"); err != nil {
 		return err
 	}
+	m.mu.Lock()
 	data, err := json.Marshal(m.state)
+	m.mu.Unlock()
 	if err != nil {
 		return err
 	}
