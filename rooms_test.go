@@ -46,7 +46,8 @@ var rooms = map[string]string{
 	// The composition root, and what builds and measures.
 	"cmd/doz":    "cli host sandbox image store parts doctor api vm vm/qemu",
 	"guest/pack": "initrd parts",
-	"bench":      "api guest parts vm vm/qemu",
+	"bench":      "api guest initrd parts vm vm/qemu",
+	"bench/init": "",
 	"test/vm":    "api",
 }
 
