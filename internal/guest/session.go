@@ -58,6 +58,14 @@ func handshake(conn net.Conn, token string) ([]byte, error) {
 	return await(conn, readyLine(token, nonce), staleLimit)
 }
 
+// QEMU passes a guest's spliced pages on one by one, and waking up for each costs more
+// than its bytes do. So while a message has at least bulkLeft bytes to come, the
+// receiver lets them gather for bulkPause, in which a socket does not fill up.
+const (
+	bulkLeft  = 64 << 10
+	bulkPause = 500 * time.Microsecond
+)
+
 // receive takes what the guest sends until the session ends.
 func (s *Session) receive(data []byte) {
 	err := s.mux.feed(data)
@@ -67,6 +75,9 @@ func (s *Session) receive(data []byte) {
 		n, err = s.conn.Read(buf)
 		if feedErr := s.mux.feed(buf[:n]); feedErr != nil {
 			err = feedErr
+		}
+		if s.mux.left >= bulkLeft {
+			time.Sleep(bulkPause)
 		}
 	}
 	s.mux.fail(fmt.Errorf("%w: %w", ErrEnded, err))
