@@ -39,7 +39,7 @@ const (
 	OpReset       = "reset"        // NameRequest → Transition
 	OpShutdown    = "shutdown"     // NameRequest → Sandbox
 	OpRemove      = "rm"           // NameRequest → {}
-	OpList        = "ls"           // → []Sandbox
+	OpList        = "ls"           // ListRequest → []Sandbox
 	OpInspect     = "inspect"      // NameRequest → Sandbox
 	OpEvents      = "events"       // EventsRequest → Event lines until the client leaves
 	OpConsole     = "console"      // ConsoleRequest → console lines while Follow
@@ -271,6 +271,14 @@ type PointResult struct {
 	Millis  float64  `json:"milliseconds"`
 	Notes   []string `json:"notes,omitempty"`
 }
+
+// ListRequest asks for sandboxes in the order of their names, at most MaxList of them.
+type ListRequest struct {
+	After string `json:"after,omitempty"` // the last name that is known already
+}
+
+// MaxList is how many sandboxes one answer holds, so that it fits a line.
+const MaxList = 128
 
 // StartResult is a started sandbox.
 type StartResult struct {

@@ -44,7 +44,7 @@ var (
 
 	errSilent = &api.Error{Kind: api.KindUnavailable, Message: "the host does not answer", Hint: logHint}
 	errEnded  = &api.Error{Kind: api.KindUnavailable, Message: "the host ended before it answered", Hint: "try again: the next command starts another, which takes over what runs"}
-	errLost   = &api.Error{Kind: api.KindUnavailable, Message: "the host ended while the program ran", Hint: "see what still runs with: doz ls"}
+	errLost   = &api.Error{Kind: api.KindUnavailable, Message: "the machine or the host ended while the program ran", Hint: "see what still runs with: doz ls"}
 )
 
 // Connect finds the host, or starts one with spawn, which gives a function that
@@ -208,8 +208,19 @@ func (c *Client) Remove(ctx context.Context, name string) error {
 	return err
 }
 
-func (c *Client) List(ctx context.Context) ([]api.Sandbox, error) {
-	return call[[]api.Sandbox](ctx, c, api.OpList, nil)
+// List gives every sandbox, in as many answers as it takes.
+func (c *Client) List(ctx context.Context) (all []api.Sandbox, err error) {
+	for {
+		last := ""
+		if len(all) > 0 {
+			last = all[len(all)-1].Name
+		}
+		some, err := call[[]api.Sandbox](ctx, c, api.OpList, api.ListRequest{After: last})
+		all = append(all, some...)
+		if err != nil || len(some) < api.MaxList {
+			return all, err
+		}
+	}
 }
 
 func (c *Client) Inspect(ctx context.Context, name string) (api.Sandbox, error) {

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"path/filepath"
@@ -363,4 +364,25 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatalf("%q gives %#v", data, err)
 		}
 	})
+}
+
+// TestListOfMany: more sandboxes than one answer holds.
+func TestListOfMany(t *testing.T) {
+	var all []api.Sandbox
+	for i := range 3 * api.MaxList {
+		all = append(all, api.Sandbox{Name: fmt.Sprintf("a%04d", i)})
+	}
+	socket := host(t, func(w *wire.Conn, line []byte) {
+		var r api.ListRequest
+		json.Unmarshal(line, &r)
+		at := 0
+		for at < len(all) && all[at].Name <= r.After {
+			at++
+		}
+		w.Reply(all[at:min(at+api.MaxList, len(all))], nil)
+	})
+	got, err := New(socket, nil).List(t.Context())
+	if diff := cmp.Diff(all, got); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
 }

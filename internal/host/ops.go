@@ -63,8 +63,8 @@ var operations = map[string]operation{
 		return h.manager.Shutdown(ctx, r.Name)
 	}),
 	api.OpRemove: plain(removeSandbox),
-	api.OpList: plain(func(h *Host, _ context.Context, _ struct{}, _ progress) ([]api.Sandbox, error) {
-		return h.manager.List(), nil
+	api.OpList: plain(func(h *Host, _ context.Context, r api.ListRequest, _ progress) ([]api.Sandbox, error) {
+		return h.manager.ListAfter(r.After, api.MaxList), nil
 	}),
 	api.OpInspect: plain(func(h *Host, _ context.Context, r api.NameRequest, _ progress) (api.Sandbox, error) {
 		return h.manager.Inspect(r.Name)
