@@ -35,6 +35,9 @@ func (m *Manager) Exec(ctx context.Context, req api.ExecRequest, progress func(a
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerDeadline)
 	defer cancel()
+	if err := m.takeBack(ctx, b); err != nil {
+		return nil, result, m.silent(b, err)
+	}
 	session, err := m.talk(ctx, b)
 	if err != nil {
 		return nil, result, m.silent(b, err)
@@ -66,7 +69,7 @@ func execError(name string, refused *guest.Error) error {
 // silent marks a sandbox whose guest did not answer, and says so.
 func (m *Manager) silent(b *box, err error) error {
 	b.mu.Lock()
-	gone := b.machine == nil
+	gone := b.machine == nil && !b.left
 	b.unresponsive = !gone
 	b.mu.Unlock()
 	e := &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("sandbox %q does not answer: %v", b.name, err)}
@@ -112,6 +115,9 @@ func (m *Manager) Watch(ctx context.Context) {
 func (m *Manager) ask(ctx context.Context, b *box) {
 	ctx, cancel := context.WithTimeout(ctx, watchInterval)
 	defer cancel()
+	if m.takeBack(ctx, b) != nil {
+		return
+	}
 	session, err := m.talk(ctx, b)
 	if err == nil {
 		err = session.Call(ctx, guest.OpClock, guest.ClockRequest{}, nil)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -91,8 +92,10 @@ type box struct {
 	machine      vm.Machine
 	ending       bool // the machine is being ended by us
 	unresponsive bool
+	left         bool // a machine runs that would not be taken over; see takeBack
 	session      *guest.Session
 	dialing      sync.Mutex // held while session is being made
+	taking       sync.Mutex // held while a machine that was left alone is taken over
 }
 
 // operation is a transition under way.
@@ -201,7 +204,10 @@ func (m *Manager) update(b *box, change func(*record)) error {
 		next.Since = time.Now()
 	}
 	err := store.WriteRecord(b.dir.Record(), next)
-	if err == nil {
+	// A machine that is gone is gone, on a full disk too: what we know of it must not
+	// claim that it runs. The record on disk does until the next change or the next host.
+	gone := b.machine == nil && !b.left && next.Snapshot == nil && before != next.Phase && live(before) && !live(next.Phase)
+	if err == nil || gone {
 		b.record = next
 	}
 	b.mu.Unlock()
@@ -250,11 +256,17 @@ func (m *Manager) Subscribe(name string) (events <-chan api.Event, cancel func()
 }
 
 // List shows every sandbox, sorted by name.
-func (m *Manager) List() []api.Sandbox {
+func (m *Manager) List() []api.Sandbox { return m.ListAfter("", math.MaxInt) }
+
+// ListAfter shows the sandboxes whose names come after the given one, sorted by name,
+// and at most so many.
+func (m *Manager) ListAfter(after string, most int) []api.Sandbox {
 	m.mu.Lock()
 	boxes := make([]*box, 0, len(m.boxes))
 	for _, b := range m.boxes {
-		boxes = append(boxes, b)
+		if b.name > after {
+			boxes = append(boxes, b)
+		}
 	}
 	m.mu.Unlock()
 	slices.SortFunc(boxes, func(a, b *box) int {
@@ -263,6 +275,7 @@ func (m *Manager) List() []api.Sandbox {
 		}
 		return 1
 	})
+	boxes = boxes[:min(len(boxes), most)]
 	list := make([]api.Sandbox, len(boxes))
 	for i, b := range boxes {
 		list[i] = b.view()
@@ -283,7 +296,7 @@ func (b *box) view() api.Sandbox {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	v := b.record.view(b.dir)
-	v.Unresponsive = b.unresponsive
+	v.Unresponsive = b.unresponsive || b.left
 	if b.machine != nil {
 		v.PID = b.machine.PID()
 	}

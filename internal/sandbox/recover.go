@@ -49,15 +49,43 @@ func (m *Manager) recoverOne(ctx context.Context, b *box) {
 			m.log.Error("cannot record a sleeper whose machine is gone", "sandbox", b.name, "error", err)
 		}
 		return
-	case errors.Is(err, vm.ErrUnresponsive):
+	case errors.Is(err, vm.ErrUnresponsive) && b.record.Phase != api.Booting:
 		// It holds what runs in it; only the user may give that up.
-		b.unresponsive = true
+		b.left = true
 		m.log.Warn("a machine does not answer; it is left alone", "sandbox", b.name)
 		return
 	case err != nil:
 		m.lost(b, err)
 		return
 	}
+	m.takeOver(ctx, b, machine)
+}
+
+// takeBack takes over the machine of a running sandbox that would not be taken over
+// when the host began, if there is one.
+func (m *Manager) takeBack(ctx context.Context, b *box) error {
+	b.taking.Lock()
+	defer b.taking.Unlock()
+	b.mu.Lock()
+	left := b.left && b.op == nil && b.record.Phase == api.Running
+	b.mu.Unlock()
+	if !left {
+		return nil
+	}
+	machine, err := m.adopt(ctx, b)
+	switch {
+	case errors.Is(err, vm.ErrUnresponsive):
+		return err
+	case err != nil:
+		m.lost(b, err)
+		return vm.ErrEnded
+	}
+	m.takeOver(ctx, b, machine)
+	return nil
+}
+
+// takeOver makes an adopted machine the box's, and the guest be heard again.
+func (m *Manager) takeOver(ctx context.Context, b *box, machine vm.Machine) {
 	m.attach(b, machine)
 	m.log.Info("adopted a machine", "sandbox", b.name, "pid", machine.PID(), "phase", b.record.Phase)
 	if b.record.Phase == api.Paused || b.record.Phase == api.Asleep {

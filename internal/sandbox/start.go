@@ -169,7 +169,7 @@ func cmdline(token string) []string {
 // attach makes a machine the box's and watches for its end.
 func (m *Manager) attach(b *box, machine vm.Machine) {
 	b.mu.Lock()
-	b.machine, b.ending, b.unresponsive = machine, false, false
+	b.machine, b.ending, b.unresponsive, b.left = machine, false, false, false
 	b.mu.Unlock()
 	exit := machine.Wait()
 	go func() { m.ended(b, machine, <-exit) }()
@@ -213,7 +213,7 @@ func (b *box) detach() {
 	if b.session != nil {
 		b.session.Close()
 	}
-	b.machine, b.session, b.unresponsive = nil, nil, false
+	b.machine, b.session, b.unresponsive, b.left = nil, nil, false, false
 }
 
 // clean removes what only a running machine needs. What is sealed stays.

@@ -110,10 +110,14 @@ func (e *Engine) start(ctx context.Context, c vm.Config) (_ *machine, failed err
 		return nil, err
 	}
 	if err := m.begin(ctx, console); err != nil {
+		why := m.endedItself()
 		console.close()
 		m.Kill()
-		if text := words.String(); text != "" && !errors.Is(ctx.Err(), context.Canceled) {
-			err = fmt.Errorf("QEMU says: %s", text)
+		if text := words.String(); why == "" && text != "" && !errors.Is(ctx.Err(), context.Canceled) {
+			why = "QEMU says: " + text
+		}
+		if why != "" {
+			err = errors.New(why)
 		}
 		if c.Restore != "" && ctx.Err() == nil {
 			err = fmt.Errorf("%w: %w", vm.ErrNoState, err)
@@ -162,6 +166,20 @@ func (e *Engine) launch(p *probed, c vm.Config) (*machine, *lastWords, error) {
 		m.ended(err, words.String())
 	}()
 	return m, words, nil
+}
+
+// endWait is how long after its last word a process may take to be gone.
+const endWait = 500 * time.Millisecond
+
+// endedItself is why the machine's process has ended without our doing, "" when it
+// has not.
+func (m *machine) endedItself() string {
+	select {
+	case <-m.gone:
+		return m.exit.Text
+	case <-time.After(endWait):
+		return ""
+	}
 }
 
 // openModes are the ways a disk that is written to is opened in, one descriptor each.

@@ -128,7 +128,11 @@ func exitText(err error, words string) string {
 		return "its process ended"
 	}
 	if status, ok := failed.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return fmt.Sprintf("its process was ended by signal %d (%s)", status.Signal(), unix.SignalName(status.Signal()))
+		text := fmt.Sprintf("its process was ended by signal %d (%s)", status.Signal(), unix.SignalName(status.Signal()))
+		if status.Signal() == unix.SIGBUS {
+			text += ": there is no room for its memory on the store's disk" // the memory is a file
+		}
+		return text
 	}
 	if words != "" {
 		return "QEMU says: " + words

@@ -119,3 +119,29 @@ func TestProbeIsRemembered(t *testing.T) {
 		}
 	}
 }
+
+// TestQEMUThatEndsEarly: why it ended is told.
+func TestQEMUThatEndsEarly(t *testing.T) {
+	for script, want := range map[string]string{
+		"exit 3":                         "cannot start the machine: its process ended with exit status 3",
+		"kill -SYS $$":                   "cannot start the machine: its process was ended by signal 31 (SIGSYS)",
+		"kill -BUS $$":                   "cannot start the machine: its process was ended by signal 7 (SIGBUS): there is no room for its memory on the store's disk",
+		"echo no such thing >&2; exit 1": "cannot start the machine: QEMU says: no such thing",
+	} {
+		dir := t.TempDir()
+		fake := filepath.Join(dir, "qemu-system-fake")
+		if err := os.WriteFile(fake, []byte("#!/bin/sh\ncase \"$*\" in *version*) echo QEMU emulator version 7.2.1;; *) "+script+";; esac\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		machine := filepath.Join(dir, "machine")
+		if err := os.Mkdir(machine, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		_, err := New(Options{Binary: fake}).Start(t.Context(), vm.Config{
+			Dir: machine, CPUs: 1, MemoryMiB: 256, MemoryFile: filepath.Join(dir, "memory"), Kernel: fake, Initrd: fake,
+		})
+		if err == nil || err.Error() != want {
+			t.Errorf("%s: got %v, want %s", script, err, want)
+		}
+	}
+}
