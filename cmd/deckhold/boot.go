@@ -154,22 +154,42 @@ func (m *machine) mountDisk() error {
 // as it is mounted; this is for what the journal does not know of, as when the file
 // system was being grown, and for a disk that was copied from under a running system.
 func (m *machine) check() error {
-	program := toolsDir + "/bin/e2fsck"
-	_, done, err := m.reaper.start(program, []string{program, "-f", "-y", "/dev/" + m.root}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
+	// It may give up once it has gone back to a spare superblock and played the journal
+	// ("unable to set superblock flags"): what is left, it finds when it runs again.
+	status, err := m.e2fsck()
+	if err == nil && status > mended {
+		status, err = m.e2fsck()
+		status = max(status, 1)
+	}
 	if err != nil {
 		return fmt.Errorf("the root disk cannot be checked: %w", err)
 	}
-	// 1 and 2 are its codes for a file system that was damaged and no longer is.
-	status := <-done
-	if !status.Exited() || status.ExitStatus() > 2 {
+	if status > mended {
 		return errors.New("the root disk is damaged beyond what e2fsck can mend")
 	}
 	note := ""
-	if status.ExitStatus() > 0 {
+	if status > 0 {
 		note = "the root disk was damaged; e2fsck mended it"
 	}
 	m.steps.done("check", note)
 	return nil
+}
+
+// mended is the highest of e2fsck's exit codes for a file system that is whole now.
+const mended = 2
+
+// e2fsck runs it on the root disk and gives its exit code.
+func (m *machine) e2fsck() (int, error) {
+	program := toolsDir + "/bin/e2fsck"
+	_, done, err := m.reaper.start(program, []string{program, "-f", "-y", "/dev/" + m.root}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
+	if err != nil {
+		return 0, err
+	}
+	status := <-done
+	if !status.Exited() {
+		return 0, fmt.Errorf("e2fsck was ended by signal %d", status.Signal())
+	}
+	return status.ExitStatus(), nil
 }
 
 // switchRoot moves the mounts over and makes root the root. When it fails nothing

@@ -63,6 +63,7 @@ func mkroot(args []string) error {
 	mke2fs := exec.Command("/run/doz/tools/bin/mke2fs", "-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=16",
 		"-O", "64bit,metadata_csum,^resize_inode,meta_bg", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,assume_storage_prezeroed=1",
 		"-m", "1", "-L", "root", *device)
+	mke2fs.Env = withToolsData(os.Environ(), mke2fs.Path)
 	if out, err := mke2fs.CombinedOutput(); err != nil {
 		return fmt.Errorf("cannot make a file system: %v: %s", err, strings.TrimSpace(string(out)))
 	}

@@ -37,7 +37,7 @@ func (m *machine) launch(request guest.ExecRequest) (*program, error) {
 	defer closeAll(theirs)
 	if err == nil {
 		p.group = newCgroup()
-		err = m.fork(p, file, request.Argv, theirs, env, dir, who)
+		err = m.fork(p, file, request.Argv, theirs, withToolsData(env, file), dir, who)
 	}
 	if err != nil {
 		p.discard()

@@ -177,6 +177,31 @@ func (m *machine) environment(request guest.ExecRequest, u user) (env []string, 
 	return env, vars["PATH"]
 }
 
+// toolsEnvironment is what programs of the tools layer need in a root that lacks their
+// data (guest/tools/README.md). It is for them alone: the root's own programs have
+// their data where they look for it.
+var toolsEnvironment = map[string]string{
+	"LOCPATH":         toolsDir + "/share/locale",
+	"TERMINFO_DIRS":   ":" + toolsDir + "/share/terminfo",
+	"ALSA_CONFIG_DIR": toolsDir + "/share/alsa",
+	"MKE2FS_CONFIG":   toolsDir + "/share/mke2fs.conf",
+}
+
+// withToolsData adds to a program's environment what it needs if it is of the tools
+// layer, as far as env does not say otherwise.
+func withToolsData(env []string, program string) []string {
+	if !strings.HasPrefix(program, toolsDir+"/") {
+		return env
+	}
+	for name, value := range toolsEnvironment {
+		if !slices.ContainsFunc(env, func(pair string) bool { return strings.HasPrefix(pair, name+"=") }) {
+			env = append(env, name+"="+value)
+		}
+	}
+	slices.Sort(env)
+	return env
+}
+
 // lookupProgram finds a program as a shell would.
 func lookupProgram(name, path, dir string) (string, error) {
 	candidates := []string{name}

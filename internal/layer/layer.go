@@ -9,6 +9,7 @@ package layer
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -153,8 +154,54 @@ func (a *applier) file(name string, content io.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{content}, a.buf)
-	return errors.Join(err, f.Close())
+	return errors.Join(a.fill(f, content), f.Close())
+}
+
+// holeSize is the least run of zeroes that becomes a hole: a block of the file system.
+const holeSize = 4096
+
+var zeroes [holeSize]byte
+
+// fill writes content to a new file and leaves holes where there are only zeroes: that
+// is how the holes of a sparse file arrive here.
+func (a *applier) fill(f *os.File, content io.Reader) error {
+	var size int64
+	for {
+		n, readErr := content.Read(a.buf)
+		if err := writeParts(f, a.buf[:n], size); err != nil {
+			return err
+		}
+		size += int64(n)
+		if readErr == io.EOF {
+			return f.Truncate(size)
+		}
+		if readErr != nil {
+			return readErr
+		}
+	}
+}
+
+// writeParts writes to f, at an offset, what of data is no hole.
+func writeParts(f *os.File, data []byte, offset int64) error {
+	for at := 0; at < len(data); {
+		end := at
+		for end < len(data) && !isHole(data[end:]) {
+			end = min(end+holeSize, len(data))
+		}
+		if at < end {
+			if _, err := f.WriteAt(data[at:end], offset+int64(at)); err != nil {
+				return err
+			}
+		}
+		at = end + holeSize
+	}
+	return nil
+}
+
+// isHole says whether data begins with a block of zeroes.
+func isHole(data []byte) bool {
+	block := data[:min(holeSize, len(data))]
+	return bytes.Equal(block, zeroes[:len(block)])
 }
 
 // finish gives a made entry its owner, attributes, mode and time, in the order in

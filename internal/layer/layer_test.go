@@ -268,6 +268,30 @@ func TestWhiteoutsAreOnlyHonouredWhenAsked(t *testing.T) {
 	}
 }
 
+// TestHolesStayHoles: what is only zeroes takes no room, and reads as it was.
+func TestHolesStayHoles(t *testing.T) {
+	const size = 3 << 20
+	content := make([]byte, size)
+	for at := size / 3; at < size; at += 700_001 {
+		copy(content[at:], "something")
+	}
+	root := t.TempDir()
+	limits := Limits{Entries: 9, Bytes: 4 * size}
+	if o := apply(t, root, archive(t, file("a", string(content)), file("zeroes", string(make([]byte, size)))), limits); o.Error != "" {
+		t.Fatal(o.Error)
+	}
+	for name, want := range map[string][]byte{"a": content, "zeroes": make([]byte, size)} {
+		got, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s does not read as it was (%v)", name, err)
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(root, name), &st); err != nil || st.Blocks*512 > size/8 {
+			t.Errorf("%s takes %d bytes of the disk (%v)", name, st.Blocks*512, err)
+		}
+	}
+}
+
 func TestHardLinksShareOneFile(t *testing.T) {
 	root := t.TempDir()
 	apply(t, root, archive(t, file("a", "A"), hardlink("b", "a")), roomy)

@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -136,24 +137,43 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// TestBytes sends random bytes through a pipe inside and back.
+// TestBytes sends 256 MiB of random bytes through a pipe inside and back.
 func TestBytes(t *testing.T) {
+	const size = 256 << 20
 	d := shared
 	d.sandbox(t, "bytes")
 	d.ok(t, "start", "bytes")
-	data := make([]byte, 32<<20)
-	rand.Read(data)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := d.command(ctx, "exec", "bytes", "--", "cat")
-	cmd.Stdin = bytes.NewReader(data)
-	sum := sha256.New()
-	cmd.Stdout = sum
+	cmd := d.command(ctx, "exec", "--timeout", "0", "bytes", "--", "cat")
+	sent, came := sha256.New(), sha256.New()
+	cmd.Stdin, cmd.Stdout = io.TeeReader(io.LimitReader(rand.Reader, size), sent), came
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
 	}
-	if want := sha256.Sum256(data); !bytes.Equal(sum.Sum(nil), want[:]) {
+	if !bytes.Equal(came.Sum(nil), sent.Sum(nil)) {
 		t.Error("what came back is not what was sent")
+	}
+}
+
+// TestRefusedDisk: a file system that the kernel refuses is mended as it boots.
+func TestRefusedDisk(t *testing.T) {
+	d := shared
+	d.sandbox(t, "mended")
+	// The group descriptors: behind the kernel's back, and without the time to put
+	// them right.
+	d.ok(t, "exec", "mended", "--", "sh", "-c", "echo kept >/root/file && sync && dd if=/dev/zero of=/dev/vda bs=4096 seek=1 count=1 conv=fsync,notrunc")
+	kill(t, d.inspect(t, "mended").PID)
+	for end := time.Now().Add(patience); d.inspect(t, "mended").Phase != api.Off; {
+		if time.Now().After(end) {
+			t.Fatal("nobody noticed")
+		}
+	}
+	if out := d.ok(t, "exec", "mended", "--", "cat", "/root/file"); out != "kept\n" {
+		t.Errorf("the file: %q", out)
+	}
+	if out := d.ok(t, "console", "--steps", "mended"); !strings.Contains(out, "e2fsck mended it") {
+		t.Errorf("nobody says so:\n%s", out)
 	}
 }
 
