@@ -200,11 +200,7 @@ func console(h *Host, ctx context.Context, w *wire.Conn, line []byte) {
 		w.Reply(boot, err)
 		return
 	}
-	boots, err := sandbox.Boots(h.store, request.Name)
-	if err == nil && len(boots) == 0 {
-		err = &api.Error{Kind: api.KindNotFound, Message: fmt.Sprintf("sandbox %q has not booted yet", request.Name), Hint: "start it with: doz start " + request.Name}
-	}
-	if err != nil {
+	if _, err := sandbox.Boot(h.store, request.Name, request.Boot); err != nil {
 		w.Reply(nil, err)
 		return
 	}

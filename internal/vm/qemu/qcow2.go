@@ -5,7 +5,9 @@ package qemu
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -36,6 +38,10 @@ func (e *Engine) CreateDisk(_ context.Context, path string, size int64) (err err
 		f.Close()
 		if err != nil {
 			os.Remove(path)
+			var known *fs.PathError // which names the disk again, by its path
+			if errors.As(err, &known) {
+				err = known.Err
+			}
 			err = fmt.Errorf("cannot make disk %s: %w", filepath.Base(path), err)
 		}
 	}()
