@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"unsafe"
 
@@ -49,19 +50,35 @@ func (m *machine) becomeOneself(machineID string) {
 	if machineID != "" {
 		replaceFile("/etc/machine-id", []byte(machineID+"\n"), 0o444)
 	}
-	keys, _ := filepath.Glob("/etc/ssh/ssh_host_*_key*")
-	if len(keys) == 0 {
-		return
-	}
+	const prefix, suffix = "/etc/ssh/ssh_host_", "_key"
+	keys, _ := filepath.Glob(prefix + "*" + suffix)
 	for _, key := range keys {
-		os.Remove(key)
+		kind := strings.TrimSuffix(strings.TrimPrefix(key, prefix), suffix)
+		note := ""
+		if err := m.newHostKey(key, kind); err != nil {
+			note = "the SSH host key was removed, and no other could be made: " + err.Error()
+		}
+		m.steps.done("key "+kind, note)
 	}
-	const keygen = "/usr/bin/ssh-keygen"
-	_, done, err := m.reaper.start(keygen, []string{keygen, "-q", "-A"}, &syscall.ProcAttr{Env: []string{"PATH=/usr/bin:/bin"}, Files: []uintptr{0, 1, 2}})
+}
+
+// newHostKey makes an SSH host key of a kind anew, by the root's own ssh-keygen.
+func (m *machine) newHostKey(key, kind string) error {
+	os.Remove(key)
+	os.Remove(key + ".pub")
+	const program = "/usr/bin/ssh-keygen"
+	argv := []string{program, "-q", "-t", kind, "-N", "", "-C", "root@" + hostname(), "-f", key}
+	_, done, err := m.reaper.start(program, argv, &syscall.ProcAttr{Env: []string{"PATH=/usr/bin:/bin", "HOME=/root"}, Files: []uintptr{0, 1, 2}})
 	if err != nil {
-		m.steps.done("identity", "the SSH host keys were removed, and there is no ssh-keygen to make others")
-		return
+		return err
 	}
-	<-done
-	m.steps.done("identity", "")
+	if status := <-done; !status.Exited() || status.ExitStatus() != 0 {
+		return fmt.Errorf("ssh-keygen ended with %d", status.ExitStatus())
+	}
+	return nil
+}
+
+func hostname() string {
+	name, _ := os.Hostname()
+	return name
 }

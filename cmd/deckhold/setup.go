@@ -36,13 +36,13 @@ func (m *machine) opSetup(args json.RawMessage) (any, error) {
 		m.grow()
 	}
 	m.mountTools()
-	if request.Fresh {
-		m.becomeOneself(request.MachineID)
-	}
 	if request.Hostname != "" {
 		unix.Sethostname([]byte(request.Hostname))
 		writeHostname(request.Hostname)
 		writeHosts(request.Hostname)
+	}
+	if request.Fresh {
+		m.becomeOneself(request.MachineID)
 	}
 	m.setZone(request.TimeZone)
 	if current, _ := os.ReadFile("/etc/machine-id"); len(bytes.TrimSpace(current)) < 32 && request.MachineID != "" {

@@ -5,7 +5,7 @@
 set -euo pipefail
 export LC_ALL=C TZ=UTC
 out=$(realpath -m "${1:?usage: build.sh OUT.tar}")
-packages=bash,coreutils,apt,python3,git,curl,ca-certificates,less,vim-tiny,iproute2,procps,netbase,tzdata,mount,passwd
+packages=bash,coreutils,apt,python3,git,openssh-client,curl,ca-certificates,less,vim-tiny,iproute2,procps,netbase,tzdata,mount,passwd
 folders='bin sbin lib'
 case $(uname -m) in
 aarch64) arch=arm64 ;;
