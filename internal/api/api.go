@@ -17,35 +17,36 @@ const MaxLine = 1 << 20
 
 // Operations.
 const (
-	OpPing        = "ping"         // → Status
-	OpStatus      = "status"       // → Status
-	OpStop        = "stop"         // → StopResult; the host exits after it has answered
-	OpCreate      = "create"       // CreateRequest → Sandbox
-	OpStart       = "start"        // NameRequest → StartResult
-	OpExec        = "exec"         // ExecRequest → ExecResult, then frames both ways
-	OpPause       = "pause"        // NameRequest → Transition
-	OpResume      = "resume"       // NameRequest → Transition
-	OpSleep       = "sleep"        // NameRequest → Transition
-	OpHibernate   = "hibernate"    // NameRequest → Transition
-	OpWake        = "wake"         // NameRequest → StartResult
-	OpFork        = "fork"         // ForkRequest → ForkResult
-	OpDuplicate   = "duplicate"    // DuplicateRequest → DuplicateResult
-	OpPointTake   = "point.take"   // PointTakeRequest → PointResult
-	OpPointList   = "point.ls"     // NameRequest → []Point
-	OpPointFind   = "point.find"   // PointRequest → Point
-	OpPointRevert = "point.revert" // PointRequest → PointResult
-	OpPointFork   = "point.fork"   // PointForkRequest → Sandbox
-	OpPointRemove = "point.rm"     // PointRequest → Point
-	OpReset       = "reset"        // NameRequest → Transition
-	OpShutdown    = "shutdown"     // NameRequest → Sandbox
-	OpRemove      = "rm"           // NameRequest → {}
-	OpList        = "ls"           // ListRequest → []Sandbox
-	OpInspect     = "inspect"      // NameRequest → Sandbox
-	OpEvents      = "events"       // EventsRequest → Event lines until the client leaves
-	OpConsole     = "console"      // ConsoleRequest → console lines while Follow
-	OpImageImport = "image.import" // ImageImportRequest → Image
-	OpImageRemove = "image.rm"     // NameRequest → {}
-	OpImageList   = "image.ls"     // → []Image
+	OpPing        = "ping"            // → Status
+	OpStatus      = "status"          // → Status
+	OpStop        = "stop"            // → StopResult; the host exits after it has answered
+	OpCreate      = "create"          // CreateRequest → Sandbox
+	OpStart       = "start"           // NameRequest → StartResult
+	OpExec        = "exec"            // ExecRequest → ExecResult, then frames both ways
+	OpPause       = "pause"           // NameRequest → Transition
+	OpResume      = "resume"          // NameRequest → Transition
+	OpSleep       = "sleep"           // NameRequest → Transition
+	OpHibernate   = "hibernate"       // NameRequest → Transition
+	OpWake        = "wake"            // NameRequest → StartResult
+	OpFork        = "fork"            // ForkRequest → ForkResult
+	OpDuplicate   = "duplicate"       // DuplicateRequest → DuplicateResult
+	OpPointTake   = "point.take"      // PointTakeRequest → PointResult
+	OpPointList   = "point.ls"        // NameRequest → []Point
+	OpPointFind   = "point.find"      // PointRequest → Point
+	OpPointRevert = "point.revert"    // PointRequest → PointResult
+	OpPointFork   = "point.fork"      // PointForkRequest → Sandbox
+	OpPointRemove = "point.rm"        // PointRequest → Point
+	OpReset       = "reset"           // NameRequest → Transition
+	OpShutdown    = "shutdown"        // NameRequest → Sandbox
+	OpRemove      = "rm"              // NameRequest → {}
+	OpList        = "ls"              // ListRequest → []Sandbox
+	OpInspect     = "inspect"         // NameRequest → Sandbox
+	OpEvents      = "events"          // EventsRequest → Event lines until the client leaves
+	OpConsole     = "console"         // ConsoleRequest → console lines while Follow
+	OpImageImport = "image.import"    // ImageImportRequest → Image
+	OpImageRemove = "image.rm"        // NameRequest → {}
+	OpTemplate    = "template.create" // TemplateRequest → Image
+	OpImageList   = "image.ls"        // → []Image
 )
 
 // Request is the one line a client sends first. Op's own fields stand beside v and op.
@@ -365,12 +366,19 @@ type ImageImportRequest struct {
 	Path string `json:"path"` // absolute
 }
 
+// TemplateRequest makes an image of a sandbox's root disk, or of a restore point's.
+type TemplateRequest struct {
+	Name  string `json:"name"`
+	Point string `json:"point,omitempty"`
+	As    string `json:"as"` // the image's name
+}
+
 // Image is an image of the store.
 type Image struct {
 	Name      string    `json:"name"`
 	Key       string    `json:"key"`
 	Created   time.Time `json:"created"`
-	Source    string    `json:"source"` // "rootfs tar", "OCI layout", "OCI archive"
+	Source    string    `json:"source"` // "rootfs tar", "OCI layout", "OCI archive", "template"
 	DiskBytes int64     `json:"diskBytes"`
 	SizeBytes int64     `json:"sizeBytes"` // as the guest sees it
 	UsedBy    []string  `json:"usedBy"`

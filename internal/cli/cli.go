@@ -212,7 +212,7 @@ its own kernel.
 	})
 	root.AddCommand(a.create(), a.start(), a.exec(), a.ls(), a.inspect(),
 		a.pause(), a.resume(), a.sleep(), a.hibernate(), a.wake(),
-		a.fork(), a.duplicate(), a.point(), a.shutdown(), a.reset(), a.rm(),
+		a.fork(), a.duplicate(), a.point(), a.template(), a.shutdown(), a.reset(), a.rm(),
 		a.console(), a.events(), a.image(), a.host(), a.doctor())
 	return root
 }

@@ -66,19 +66,7 @@ func (a *app) imageLs() *cobra.Command {
 				list = []api.Image{}
 			}
 			return a.print(list, func() {
-				if len(list) == 0 {
-					fmt.Fprintln(a.err, "no images; make one with: doz image import NAME PATH")
-					return
-				}
-				t := newTable(a.out, "NAME", "KEY", "SOURCE", "DISK", "CREATED", "USED BY")
-				for _, v := range list {
-					used := strings.Join(v.UsedBy, " ")
-					if v.Problem != "" {
-						used = v.Problem
-					}
-					t.row(v.Name, fmt.Sprintf("%.12s", v.Key), v.Source, size(v.DiskBytes), v.Created.Local().Format("2006-01-02 15:04"), used)
-				}
-				t.flush()
+				a.listImages(list)
 			})
 		},
 	}
@@ -120,4 +108,21 @@ func (a *app) imageRm() *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	return cmd
+}
+
+// listImages prints images for people.
+func (a *app) listImages(list []api.Image) {
+	if len(list) == 0 {
+		fmt.Fprintln(a.err, "no images; make one with: doz image import NAME PATH")
+		return
+	}
+	t := newTable(a.out, "NAME", "KEY", "SOURCE", "DISK", "CREATED", "USED BY")
+	for _, v := range list {
+		used := strings.Join(v.UsedBy, " ")
+		if v.Problem != "" {
+			used = v.Problem
+		}
+		t.row(v.Name, fmt.Sprintf("%.12s", v.Key), v.Source, size(v.DiskBytes), v.Created.Local().Format("2006-01-02 15:04"), used)
+	}
+	t.flush()
 }

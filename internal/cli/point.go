@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -76,16 +75,15 @@ func (a *app) pointLs() *cobra.Command {
 				return err
 			}
 			return a.print(points, func() {
-				w := tabwriter.NewWriter(a.out, 0, 8, 2, ' ', 0)
-				fmt.Fprintln(w, "ID\tNAME\tTAKEN\tHOLDS\tDISK\tNOTE")
+				table := newTable(a.out, "ID", "NAME", "TAKEN", "HOLDS", "DISK", "NOTE")
 				for _, p := range points {
 					holds := "disk"
 					if p.Memory {
 						holds = "disk, memory"
 					}
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", p.ID, oneLine(p.Name), p.Created.Local().Format(time.DateTime), holds, size(p.Bytes), oneLine(p.Note))
+					table.row(p.ID, oneLine(p.Name), p.Created.Local().Format(time.DateTime), holds, size(p.Bytes), oneLine(p.Note))
 				}
-				w.Flush()
+				table.flush()
 			})
 		},
 	}

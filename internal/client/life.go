@@ -63,3 +63,7 @@ func (c *Client) ForkPoint(ctx context.Context, r api.PointForkRequest) (api.San
 func (c *Client) RemovePoint(ctx context.Context, r api.PointRequest) (api.Point, error) {
 	return call[api.Point](ctx, c, api.OpPointRemove, r)
 }
+
+func (c *Client) MakeTemplate(ctx context.Context, r api.TemplateRequest) (api.Image, error) {
+	return call[api.Image](ctx, c, api.OpTemplate, r)
+}

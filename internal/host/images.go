@@ -17,7 +17,10 @@ func (d disks) Current(name string) (sandbox.Base, error) { return base(d.catalo
 func (d disks) Key(name, key string) (sandbox.Base, error) { return base(d.catalog.Key(name, key)) }
 
 func base(i image.Image, err error) (sandbox.Base, error) {
-	return sandbox.Base{Name: i.Name, Key: i.Key, Disk: i.Disk, SizeBytes: i.SizeBytes, MemoryMiB: i.Defaults.MemoryMiB}, err
+	return sandbox.Base{
+		Name: i.Name, Key: i.Key, Disk: i.Disk, Layers: i.Layers, Check: i.Check,
+		SizeBytes: i.SizeBytes, MemoryMiB: i.Defaults.MemoryMiB,
+	}, err
 }
 
 // usedBy names the sandboxes made from any version of an image.
@@ -40,6 +43,18 @@ func importImage(h *Host, ctx context.Context, r api.ImageImportRequest, p progr
 
 func removeImage(h *Host, ctx context.Context, r api.NameRequest, _ progress) (struct{}, error) {
 	return struct{}{}, h.images.Remove(ctx, r.Name, h.usedBy)
+}
+
+// makeTemplate makes an image of a sandbox's disk, or of a restore point's.
+func makeTemplate(h *Host, ctx context.Context, r api.TemplateRequest, _ progress) (v api.Image, err error) {
+	err = h.manager.KeepDisk(ctx, r.Name, r.Point, func(d sandbox.Disk) error {
+		base, err := h.images.Key(d.Image, d.ImageKey)
+		if err == nil {
+			v, err = h.images.Template(ctx, r.As, base, d.Files, d.Bytes, d.Check)
+		}
+		return err
+	})
+	return v, err
 }
 
 // prune drops versions of images that no name means and no sandbox stands on. Who

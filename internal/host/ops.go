@@ -71,6 +71,7 @@ var operations = map[string]operation{
 	}),
 	api.OpImageImport: plain(importImage),
 	api.OpImageRemove: plain(removeImage),
+	api.OpTemplate:    plain(makeTemplate),
 	api.OpImageList:   plain(func(h *Host, _ context.Context, _ struct{}, _ progress) ([]api.Image, error) { return h.listImages() }),
 	api.OpExec:        execute,
 	api.OpEvents:      events,

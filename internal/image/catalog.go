@@ -161,6 +161,9 @@ func Inspect(s *store.Store, name string) (api.Image, error) {
 	v := api.Image{Name: name, UsedBy: []string{}}
 	for _, k := range f.keys() {
 		v.DiskBytes += allocated(f.key(k).disk())
+		for i := 0; allocated(f.key(k).layer(i)) > 0; i++ {
+			v.DiskBytes += allocated(f.key(k).layer(i))
+		}
 	}
 	p, err := f.current()
 	if err != nil {
@@ -172,7 +175,7 @@ func Inspect(s *store.Store, name string) (api.Image, error) {
 	if err != nil {
 		v.Problem = err.Error()
 	}
-	v.Created, v.Source, v.SizeBytes, v.MemoryMiB = r.Created, string(r.Source), r.SizeBytes, r.Defaults.MemoryMiB
+	v.Created, v.Source, v.SizeBytes, v.MemoryMiB = r.Created, string(r.Source), max(r.SizeBytes, r.LayerBytes), r.Defaults.MemoryMiB
 	return v, nil
 }
 

@@ -84,6 +84,11 @@ func load(d sealed, name, key string) (record, error) {
 	if got != r.Head {
 		return r, errors.New("its disk is not the one that was made")
 	}
+	for i := range r.Layers {
+		if _, err := os.Stat(d.layer(i)); err != nil {
+			return r, missing(err, "one of its disks is missing")
+		}
+	}
 	return r, nil
 }
 
@@ -96,8 +101,12 @@ func missing(err error, words string) error {
 }
 
 func (r record) image(d sealed) Image {
-	return Image{
-		Name: r.Name, Key: r.Key, Disk: d.disk(), SizeBytes: r.SizeBytes,
+	i := Image{
+		Name: r.Name, Key: r.Key, Disk: d.disk(), SizeBytes: max(r.SizeBytes, r.LayerBytes), Check: r.Check,
 		Source: r.Source, Created: r.Created, Defaults: r.Defaults,
 	}
+	for n := range r.Layers {
+		i.Layers = append(i.Layers, d.layer(n))
+	}
+	return i
 }

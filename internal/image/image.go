@@ -27,9 +27,11 @@ const formatVersion = 1
 // Image is an image ready to be used.
 type Image struct {
 	Name      string
-	Key       string // 64 hex digits: what it was made of
-	Disk      string // path of the read-only raw disk
-	SizeBytes int64  // of the disk, as a guest sees it
+	Key       string   // 64 hex digits: what it was made of
+	Disk      string   // path of the read-only raw disk
+	Layers    []string // overlays over it that do not change, the uppermost first: a template's
+	Check     bool     // they were kept from under a running system
+	SizeBytes int64    // of the disk, as a guest sees it
 	Source    Kind
 	Created   time.Time
 	Defaults  Defaults
@@ -59,6 +61,10 @@ type record struct {
 	Entries   int64     `json:"entries"`   // of all layers
 	Bytes     int64     `json:"bytes"`     // of file content, of all layers
 	Defaults  Defaults  `json:"defaults"`
+	// A template's, over the disk.
+	Layers     int   `json:"layers,omitempty"`
+	LayerBytes int64 `json:"layerBytes,omitempty"` // the size they give the disk
+	Check      bool  `json:"check,omitempty"`
 }
 
 // pointer is current.json: which key an image's name means now.

@@ -3,6 +3,7 @@ package image
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"fmt"
 	"path/filepath"
 	"strings"
 
@@ -13,6 +14,7 @@ import (
 //
 //	<name>/current.json         which key the name means
 //	<name>/<key12>/root.ext4    the disk, 0444
+//	<name>/<key12>/layer-N.qcow2  a template's disks over that, 0 the uppermost
 //	<name>/<key12>/image.json   its record
 //	.building-<random>/         an image being made, and the machine that makes it
 //	.trash-<random>/            an image on its way out
@@ -35,7 +37,10 @@ func (f folder) isKey(name string) bool { return len(name) == keyDigits && isHex
 // sealed is the folder of one made image.
 type sealed string
 
-func (d sealed) disk() string   { return filepath.Join(string(d), "root.ext4") }
+func (d sealed) disk() string { return filepath.Join(string(d), "root.ext4") }
+func (d sealed) layer(i int) string {
+	return filepath.Join(string(d), fmt.Sprintf("layer-%d.qcow2", i)) // 0 is the uppermost
+}
 func (d sealed) record() string { return filepath.Join(string(d), "image.json") }
 
 // workshop is the folder of an image being made.

@@ -37,8 +37,9 @@ func (m *Manager) Create(ctx context.Context, req api.CreateRequest) (api.Sandbo
 		return api.Sandbox{}, err
 	}
 
-	return m.make(r, func(tmp store.Sandbox, r *record) error {
-		return m.engine.CreateDisk(ctx, tmp.File(store.FirstDisk), r.diskBytes())
+	return m.make(r, func(tmp store.Sandbox, r *record) (err error) {
+		r.Disks, err = m.fromBase(ctx, tmp, base, store.FirstDisk, r.diskBytes())
+		return err
 	})
 }
 
@@ -93,7 +94,7 @@ func (m *Manager) newRecord(ctx context.Context, req api.CreateRequest, base Bas
 		CPUs: cmp.Or(req.CPUs, defaultCPUs), MemoryMiB: cmp.Or(req.MemoryMiB, base.MemoryMiB, defaultMemoryMiB),
 		DiskGiB: cmp.Or(req.DiskGiB, max(defaultDiskGiB, int((base.SizeBytes+1<<30-1)>>30))), Network: "none",
 		Kernel: kernel, MachineType: features.MachineType, Token: randomHex(16), MachineID: randomHex(16),
-		Disks: []string{store.FirstDisk}, Fresh: true,
+		Disks: []string{store.FirstDisk}, Fresh: true, Check: base.Check,
 		Phase: api.Off, Since: now,
 	}
 	return r, r.check(base)

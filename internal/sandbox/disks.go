@@ -73,6 +73,57 @@ func linkDisks(to, from store.Sandbox, files []string) error {
 	return nil
 }
 
+// fromBase puts a new root disk of an image into a folder, and gives its files.
+func (m *Manager) fromBase(ctx context.Context, dir store.Sandbox, base Base, top string, bytes int64) ([]string, error) {
+	files := []string{top}
+	for _, layer := range base.Layers {
+		file := store.LaterDisk(randomHex(4))
+		if err := os.Link(layer, dir.File(file)); err != nil {
+			return nil, fmt.Errorf("its image's disk cannot be shared: %w", errors.Unwrap(err))
+		}
+		files = append(files, file)
+	}
+	return files, m.engine.CreateDisk(ctx, dir.File(top), bytes)
+}
+
+// Disk is a root disk that does not change any more.
+type Disk struct {
+	Image, ImageKey string
+	Files           []string // paths, over the image's own disk, the uppermost first
+	Bytes           int64    // as the guest sees it
+	Check           bool     // it was kept from under a running system
+}
+
+// KeepDisk keeps a sandbox's root disk as it is now, or takes that of a restore point,
+// and has use share its files while they are certainly there.
+func (m *Manager) KeepDisk(ctx context.Context, name, pointText string, use func(Disk) error) error {
+	return m.atPoints(ctx, name, func(ctx context.Context, b *box) error {
+		r, phase := b.get(), b.phase()
+		d := Disk{Image: r.Image, ImageKey: r.ImageKey, Bytes: r.diskBytes(), Check: r.Check || phase != api.Off && phase != api.Failed}
+		var files []string
+		var err error
+		if pointText != "" {
+			var p point
+			if p, err = m.find(b, pointText); err == nil {
+				d = Disk{Image: p.Image, ImageKey: p.ImageKey, Bytes: int64(p.DiskGiB) << 30, Check: p.Check}
+				files = p.Disks
+			}
+		} else {
+			_, err = m.standStill(ctx, b, true, func() (err error) {
+				files, err = m.cover(ctx, b)
+				return err
+			})
+		}
+		if err != nil {
+			return cannot("keep the disk of", name, err)
+		}
+		for _, file := range files {
+			d.Files = append(d.Files, b.dir.File(file))
+		}
+		return use(d)
+	})
+}
+
 // standStill has a sandbox's programs stand while do copies what they could change, and
 // go on after it if they did. With flush the guest first writes its file systems out,
 // as far as it can be asked.

@@ -98,12 +98,12 @@ func (m *Manager) Reset(ctx context.Context, name string) (api.Transition, error
 			}
 		}
 		m.step(b, "reset/off")
-		file := store.LaterDisk(randomHex(4))
-		if err := m.engine.CreateDisk(ctx, b.dir.File(file), r.diskBytes()); err != nil {
+		files, err := m.fromBase(ctx, b.dir, base, store.LaterDisk(randomHex(4)), r.diskBytes())
+		if err != nil {
 			return nil, err
 		}
 		err = m.update(b, func(r *record) {
-			r.Disks, r.ImageKey, r.Phase, r.Problem, r.Died, r.Check = []string{file}, base.Key, api.Off, "", false, false
+			r.Disks, r.ImageKey, r.Phase, r.Problem, r.Died, r.Check = files, base.Key, api.Off, "", false, base.Check
 			r.Fresh = true
 		})
 		if err != nil {

@@ -49,9 +49,11 @@ type Images interface {
 type Base struct {
 	Name      string
 	Key       string
-	Disk      string // path of the read-only raw disk
-	SizeBytes int64  // as the guest sees it
-	MemoryMiB int    // default for sandboxes made from it; 0 is ours
+	Disk      string   // path of the read-only raw disk
+	Layers    []string // paths of overlays over it that do not change, the uppermost first
+	Check     bool     // they were kept from under a running system
+	SizeBytes int64    // as the guest sees it
+	MemoryMiB int      // default for sandboxes made from it; 0 is ours
 }
 
 // Parts are doz's own files that machines boot from, checked at every call.

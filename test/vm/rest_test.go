@@ -289,7 +289,28 @@ func TestPoints(t *testing.T) {
 	d.ok(t, "exec", "points", "--", "cat", "/root/file")
 }
 
-// TestManyFromOneTemplate starts 20 sandboxes of one shape, at most four at a time, and
+// TestTemplate makes an image of a running sandbox's disk, which outlives the sandbox.
+func TestTemplate(t *testing.T) {
+	d := shared
+	d.ok(t, "create", "model")
+	d.ok(t, "exec", "model", "--", "sh", "-c", "echo made >/root/file")
+	d.ok(t, "template", "create", "model", "--as", "mine")
+	if r := d.run(t, "", "template", "create", "model", "--as", "mine"); r.code != 4 {
+		t.Errorf("a template over another: %+v", r)
+	}
+	d.ok(t, "rm", "--yes", "model")
+	d.ok(t, "create", "made", "--image", "mine")
+	if out := d.ok(t, "exec", "made", "--", "sh", "-c", "cat /root/file; hostname"); out != "made\nmade\n" {
+		t.Errorf("made of a template: %q", out)
+	}
+	if r := d.run(t, "", "template", "rm", "--yes", "mine"); r.code != 1 {
+		t.Errorf("a template in use was removed: %+v", r)
+	}
+	d.ok(t, "rm", "--yes", "made")
+	d.ok(t, "template", "rm", "--yes", "mine")
+}
+
+// TestManyFromOneTemplate starts 20 sandboxes of one shape, from one boot template, at most four at a time, and
 // compares all by which one machine is told from another.
 func TestManyFromOneTemplate(t *testing.T) {
 	d := shared
