@@ -159,9 +159,14 @@ func (c *carried) take() []string {
 
 func (c *carried) CurrentKernel(audio bool) (string, error) { return c.store.CurrentKernel(audio) }
 
-func (c *carried) Boot(kernel, tools string) (sandbox.BootFiles, error) {
-	k, i, t, err := c.store.Paths(kernel, tools)
+func (c *carried) Boot(kernel string) (sandbox.BootFiles, error) {
+	k, i, t, err := c.store.Paths(kernel, "")
 	return sandbox.BootFiles{Kernel: k, Initrd: i, Tools: t, ToolsName: filepath.Base(t), Notes: c.take()}, err
+}
+
+func (c *carried) Saved(kernel, tools string) (sandbox.BootFiles, error) {
+	k, i, t, err := c.store.Saved(kernel, tools)
+	return sandbox.BootFiles{Kernel: k, Initrd: i, Tools: t, ToolsName: tools, Notes: c.take()}, err
 }
 
 func (c *carried) builder() (image.BootFiles, error) {
@@ -169,6 +174,6 @@ func (c *carried) builder() (image.BootFiles, error) {
 	if err != nil {
 		return image.BootFiles{}, err
 	}
-	f, err := c.Boot(kernel, "")
+	f, err := c.Boot(kernel)
 	return image.BootFiles{Kernel: f.Kernel, Initrd: f.Initrd, Tools: f.Tools}, err
 }

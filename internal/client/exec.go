@@ -3,6 +3,8 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"sync"
 
@@ -41,7 +43,31 @@ func (c *Client) Exec(ctx context.Context, r api.ExecRequest, streams IO, starte
 	done := make(chan struct{})
 	defer close(done)
 	go send.signals(streams.Signals, done)
-	return receive(guest.NewFrameReader(w), streams)
+	status, err := receive(guest.NewFrameReader(w), streams)
+	if errors.Is(err, errLost) {
+		err = c.whyLost(r.Name)
+	}
+	return status, err
+}
+
+// whyLost says why a program's stream broke, as far as can be seen now.
+func (c *Client) whyLost(name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), answerWait)
+	defer cancel()
+	v, err := c.Inspect(ctx, name)
+	if err != nil {
+		return errLost
+	}
+	e := *errLost
+	switch v.Phase {
+	case api.Asleep, api.Hibernated:
+		e.Message = fmt.Sprintf("sandbox %q is %s; the program goes on in it when it wakes, unheard", name, v.Phase)
+		e.Hint = "wake it with: doz wake " + name
+	case api.Off, api.Failed:
+		e.Message = fmt.Sprintf("sandbox %q ended while the program ran", name)
+		e.Hint = "see why with: doz inspect " + name
+	}
+	return &e
 }
 
 // receive writes out what arrives until the program's end does.

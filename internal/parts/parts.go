@@ -146,6 +146,25 @@ func (s *Store) Paths(kernel, toolsName string) (kernelPath, initrd, tools strin
 	return kernelPath, initrd, tools, errors.Join(errs[:]...)
 }
 
+// Saved gives the paths of what a saved machine booted from: a kernel and a tools layer
+// by name, and the current initramfs. Nothing of it is executed again, so what is there
+// is not read; what is not is made anew.
+func (s *Store) Saved(kernel, toolsName string) (kernelPath, initrd, tools string, err error) {
+	initrdPart, ok := s.set.Current(Initrd)
+	if !ok {
+		return "", "", "", notCarried(Initrd)
+	}
+	kernelPath = filepath.Join(s.root, "kernels", filepath.Base(kernel))
+	initrd = filepath.Join(s.root, "kernels", initrdPart.Name)
+	tools = filepath.Join(s.root, "tools", filepath.Base(toolsName))
+	for _, path := range []string{kernelPath, initrd, tools} {
+		if _, err := os.Stat(path); err != nil {
+			return s.Paths(kernel, toolsName)
+		}
+	}
+	return kernelPath, initrd, tools, nil
+}
+
 // named gives the path of a part by its name: one of this doz, or one that an earlier
 // doz left in the store.
 func (s *Store) named(folder, name string) (string, error) {

@@ -56,13 +56,15 @@ type Base struct {
 	MemoryMiB int      // default for sandboxes made from it; 0 is ours
 }
 
-// Parts are doz's own files that machines boot from, checked at every call.
+// Parts are doz's own files that machines boot from.
 type Parts interface {
 	// CurrentKernel names the kernel that new sandboxes get.
 	CurrentKernel(audio bool) (string, error)
-	// Boot gives the paths to boot a kernel, by its name, with, or to wake what booted
-	// with the tools disk of that name; "" is the current one.
-	Boot(kernel, tools string) (BootFiles, error)
+	// Boot gives the paths to boot a kernel, by its name, with, checked at every call.
+	Boot(kernel string) (BootFiles, error)
+	// Saved gives the paths of what a machine booted from that was saved or runs: that
+	// kernel, and the tools disk of that name.
+	Saved(kernel, tools string) (BootFiles, error)
 }
 
 // BootFiles are paths in the store.

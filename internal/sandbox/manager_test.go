@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -56,8 +55,10 @@ func (w *world) Key(name, key string) (Base, error) { return w.Current(name) }
 
 func (w *world) CurrentKernel(bool) (string, error) { return "kernel", nil }
 
-func (w *world) Boot(_, tools string) (BootFiles, error) {
-	return BootFiles{Kernel: w.disk, Initrd: w.disk, Tools: w.disk, ToolsName: cmp.Or(tools, "tools-1")}, nil
+func (w *world) Boot(kernel string) (BootFiles, error) { return w.Saved(kernel, "tools-1") }
+
+func (w *world) Saved(_, tools string) (BootFiles, error) {
+	return BootFiles{Kernel: w.disk, Initrd: w.disk, Tools: w.disk, ToolsName: tools}, nil
 }
 
 // manager is a new host's, after it has recovered.

@@ -124,7 +124,7 @@ func adoptTime(p api.Phase) time.Duration {
 }
 
 func (m *Manager) adopt(ctx context.Context, b *box) (vm.Machine, error) {
-	config, _, err := m.config(b, b.record.Tools)
+	config, _, err := m.config(b, m.saved(b.record.Tools))
 	if err != nil {
 		// Its image or kernel is gone from the store, and it runs all the same.
 		config = vm.Config{Dir: b.dir.Machine(), Name: b.name, MemoryFile: b.dir.Memory()}

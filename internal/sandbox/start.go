@@ -33,7 +33,7 @@ func (m *Manager) Start(ctx context.Context, name string, progress func(api.Prog
 // boot takes a sandbox from off to running, and gives what the user should know
 // besides. When it fails the machine is gone and the sandbox failed, with the reason.
 func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress)) (notes []string, err error) {
-	config, files, err := m.config(b, "")
+	config, files, err := m.config(b, m.parts.Boot)
 	if err != nil {
 		return nil, err
 	}
@@ -121,9 +121,14 @@ func (m *Manager) bootFailed(b *box, log *bootLog, err error) error {
 	return e
 }
 
-// config is the machine a sandbox is, the same one every time, with the tools disk of
-// that name or the current one, and the parts it boots from.
-func (m *Manager) config(b *box, tools string) (vm.Config, BootFiles, error) {
+// saved is config's parts of a machine that was saved or runs.
+func (m *Manager) saved(tools string) func(kernel string) (BootFiles, error) {
+	return func(kernel string) (BootFiles, error) { return m.parts.Saved(kernel, tools) }
+}
+
+// config is the machine a sandbox is, the same one every time, and the parts it boots
+// from, which parts gives.
+func (m *Manager) config(b *box, parts func(kernel string) (BootFiles, error)) (vm.Config, BootFiles, error) {
 	r := b.get()
 	fail := func(err error) error {
 		e := &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot start sandbox %q: %v", r.Name, err)}
@@ -137,7 +142,7 @@ func (m *Manager) config(b *box, tools string) (vm.Config, BootFiles, error) {
 	if err != nil {
 		return vm.Config{}, BootFiles{}, fail(err)
 	}
-	boot, err := m.parts.Boot(r.Kernel, tools)
+	boot, err := parts(r.Kernel)
 	if err != nil {
 		return vm.Config{}, BootFiles{}, fail(err)
 	}

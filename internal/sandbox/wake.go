@@ -125,7 +125,7 @@ func (m *Manager) load(ctx context.Context, b *box, log *bootLog) (vm.Machine, [
 	if err := m.update(b, func(r *record) { r.Boots++ }); err != nil {
 		return nil, nil, err
 	}
-	config, files, err := m.config(b, b.get().Tools)
+	config, files, err := m.config(b, m.saved(b.get().Tools))
 	if err != nil {
 		return nil, nil, err
 	}
