@@ -42,8 +42,9 @@ type bootLog struct {
 	file    string
 	console string
 	record  bootRecord
-	// offset is how long, in milliseconds, the guest had run before it was loaded.
-	offset int64
+	// A guest that was loaded had run for offset milliseconds, and went on when the log
+	// was at resumed.
+	offset, resumed int64
 }
 
 // beginBoot opens the log of the boot that was just counted, and drops old ones.
@@ -72,7 +73,7 @@ func (l *bootLog) step(name, note string) {
 func (l *bootLog) guest(setup guest.SetupResponse) {
 	for _, s := range setup.Steps {
 		if s.Millis >= l.offset {
-			l.add(api.BootStep{Name: "guest: " + clip(s.Name), Millis: s.Millis - l.offset, Note: clip(s.Note)})
+			l.add(api.BootStep{Name: "guest: " + clip(s.Name), Millis: l.resumed + s.Millis - l.offset, Note: clip(s.Note)})
 		}
 	}
 	l.step("answers", "kernel "+clip(setup.Kernel))

@@ -97,6 +97,9 @@ func (m *Manager) startMachine(ctx context.Context, b *box, config vm.Config, lo
 	}
 	m.attach(b, machine)
 	log.step("machine", "")
+	if log.offset > 0 {
+		log.resumed = time.Since(log.record.At).Milliseconds()
+	}
 	if err := machine.Resume(ctx); err != nil {
 		m.kill(b)
 		return nil, err

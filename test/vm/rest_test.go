@@ -25,7 +25,7 @@ func counting(t *testing.T, name string) string {
 // count gives how far a program that counts has come, and its pid, if it still is one.
 func count(t *testing.T, name string) (n int, pid string) {
 	t.Helper()
-	out := shared.ok(t, "exec", name, "--", "sh", "-c", "cat /run/count; pgrep -of run/count")
+	out := shared.ok(t, "exec", name, "--", "sh", "-c", "n=; while [ -z $n ]; do n=$(cat /run/count); done; echo $n; pgrep -of run/count") // it is empty for a moment
 	fields := strings.Fields(out)
 	if len(fields) != 2 {
 		t.Fatalf("%s does not count: %q", name, out)
