@@ -303,6 +303,9 @@ func (b *box) view() api.Sandbox {
 	v.Unresponsive = b.unresponsive || b.left
 	if b.machine != nil {
 		v.PID = b.machine.PID()
+		if u, err := b.machine.Usage(); err == nil && u.Stopped {
+			v.Unresponsive = true
+		}
 	}
 	return v
 }

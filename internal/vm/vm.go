@@ -165,6 +165,7 @@ type Exit struct {
 type Usage struct {
 	MemoryBytes int64         // guest memory held by this computer
 	CPU         time.Duration // processor time used so far
+	Stopped     bool          // its process is stopped (SIGSTOP), so it answers nothing
 }
 
 var (

@@ -308,14 +308,22 @@ func TestStoppedMachine(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	if out := d.ok(t, "ls"); !strings.Contains(out, "unresponsive") {
+		t.Errorf("ls:\n%s", out)
+	}
 	r := d.run(t, "", "exec", "stopped", "--", "true")
 	if r.code != 125 || !strings.Contains(r.err, "does not answer") {
 		t.Errorf("exec: %+v", r)
 	}
-	if out := d.ok(t, "ls"); !strings.Contains(out, "unresponsive") {
-		t.Errorf("ls:\n%s", out)
+	for _, op := range []string{"hibernate", "pause"} {
+		if r := d.run(t, "", op, "stopped"); r.code != 1 || !strings.Contains(r.err, "does not answer") {
+			t.Errorf("%s: %+v", op, r)
+		}
 	}
 	syscall.Kill(pid, syscall.SIGCONT)
+	if v := d.inspect(t, "stopped"); v.Phase != api.Running {
+		t.Errorf("after all that: %+v", v)
+	}
 	d.ok(t, "exec", "stopped", "--", "true")
 	syscall.Kill(pid, syscall.SIGSTOP)
 	// rm, at the test's end, must be able to end it as it is.

@@ -216,6 +216,7 @@ func (m *machine) begin(ctx context.Context, console *consoleFile) error {
 	m.guest, m.guestUnused = conn, true
 	m.mu.Unlock()
 	if m.config.Restore != "" {
+		m.stands = true
 		return m.load(ctx, m.config.Restore)
 	}
 	return m.Resume(ctx)
@@ -249,7 +250,7 @@ func (e *Engine) Adopt(ctx context.Context, c vm.Config) (vm.Machine, error) {
 	}()
 	ctx, cancel := context.WithTimeout(ctx, adoptDeadline)
 	defer cancel()
-	if err := m.connect(ctx, console); err != nil {
+	if err := m.takeUp(ctx, console); err != nil {
 		console.close()
 		m.Detach()
 		if errors.Is(err, vm.ErrEnded) && proc.wait(0) {
@@ -259,6 +260,19 @@ func (e *Engine) Adopt(ctx context.Context, c vm.Config) (vm.Machine, error) {
 		return nil, vm.ErrUnresponsive
 	}
 	return m, nil
+}
+
+// takeUp connects to a machine that another process started.
+func (m *machine) takeUp(ctx context.Context, console *consoleFile) error {
+	if err := m.connect(ctx, console); err != nil {
+		return err
+	}
+	var status struct{ Running bool }
+	err := m.monitor.run(ctx, "query-status", nil, &status)
+	m.mu.Lock()
+	m.stands = !status.Running
+	m.mu.Unlock()
+	return err
 }
 
 // KillLeftover implements vm.Engine.

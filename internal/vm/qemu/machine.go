@@ -30,6 +30,7 @@ type machine struct {
 	mu          sync.Mutex // guards what follows
 	guest       net.Conn   // the guest channel that was dialled last
 	guestUnused bool       // nobody has been given guest yet
+	stands      bool       // the processors do, as far as we have had to do with it
 	detached    bool       // the folder is no longer ours
 	shutdown    *shutdownEvent
 	waiters     []chan vm.Exit
@@ -140,8 +141,38 @@ func exitText(err error, words string) string {
 	return "its process ended with " + failed.Error()
 }
 
-func (m *machine) Pause(ctx context.Context) error  { return m.monitor.run(ctx, "stop", nil, nil) }
-func (m *machine) Resume(ctx context.Context) error { return m.monitor.run(ctx, "cont", nil, nil) }
+func (m *machine) Pause(ctx context.Context) error {
+	err := m.monitor.run(ctx, "stop", nil, nil)
+	m.mu.Lock()
+	stood := m.stands
+	m.stands = stood || err == nil
+	m.mu.Unlock()
+	if errors.Is(err, vm.ErrUnresponsive) && !stood {
+		// It takes the command once it answers again, and nobody waits for that: it is
+		// told to go on as well.
+		m.tell("cont")
+	}
+	return err
+}
+
+func (m *machine) Resume(ctx context.Context) error {
+	err := m.monitor.run(ctx, "cont", nil, nil)
+	if err == nil {
+		m.mu.Lock()
+		m.stands = false
+		m.mu.Unlock()
+	}
+	return err
+}
+
+// tell sends a command and does not wait for what becomes of it.
+func (m *machine) tell(command string) {
+	ctx, cancel := context.WithTimeout(context.Background(), tellDeadline)
+	defer cancel()
+	m.monitor.run(ctx, command, nil, nil)
+}
+
+const tellDeadline = 50 * time.Millisecond
 
 func (m *machine) PowerOff(ctx context.Context) error {
 	return m.monitor.run(ctx, "system_powerdown", nil, nil)
@@ -236,9 +267,9 @@ func (m *machine) Usage() (vm.Usage, error) {
 	if err := unix.Stat(m.config.MemoryFile, &st); err != nil {
 		return vm.Usage{}, fmt.Errorf("cannot measure the machine's memory: %w", err)
 	}
-	cpu, err := m.process.cpuTime()
+	cpu, stopped, err := m.process.usage()
 	if err != nil {
 		return vm.Usage{}, fmt.Errorf("cannot measure the machine's processor time: %w", err)
 	}
-	return vm.Usage{MemoryBytes: st.Blocks * 512, CPU: cpu}, nil
+	return vm.Usage{MemoryBytes: st.Blocks * 512, CPU: cpu, Stopped: stopped}, nil
 }

@@ -59,25 +59,26 @@ func (p *process) wait(limit time.Duration) bool {
 
 func (p *process) close() { unix.Close(p.fd) }
 
-// cpuTime is the processor time the process has used.
-func (p *process) cpuTime() (time.Duration, error) {
+// usage is the processor time the process has used, and whether a signal has stopped it.
+func (p *process) usage() (cpu time.Duration, stopped bool, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	// The name, in parentheses, may hold anything; utime and stime are the 12th and
-	// 13th fields after it, in ticks of 1/100 s on every Linux that Go runs on.
+	// The name, in parentheses, may hold anything; the state is the first field after
+	// it, utime and stime are the 12th and 13th, in ticks of 1/100 s on every Linux
+	// that Go runs on.
 	i := bytes.LastIndexByte(b, ')')
 	fields := strings.Fields(string(b[i+1:]))
 	if i < 0 || len(fields) < 13 {
-		return 0, fmt.Errorf("cannot read the processor time of process %d", p.pid)
+		return 0, false, fmt.Errorf("cannot read the processor time of process %d", p.pid)
 	}
 	user, err1 := strconv.ParseInt(fields[11], 10, 64)
 	system, err2 := strconv.ParseInt(fields[12], 10, 64)
 	if err := errors.Join(err1, err2); err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	return time.Duration(user+system) * 10 * time.Millisecond, nil
+	return time.Duration(user+system) * 10 * time.Millisecond, fields[0] == "T", nil
 }
 
 // findProcess looks for the QEMU that works in dir: its working directory is the
