@@ -18,7 +18,7 @@ const module = "dozable.com/doz/"
 // may import nothing of ours; a package that is in no row fails the test.
 var rooms = map[string]string{
 	// The command line: one way, downwards.
-	"internal/cli":    "client api guest",
+	"internal/cli":    "client api guest term",
 	"internal/client": "wire api guest",
 	"internal/wire":   "api guest",
 	"internal/api":    "",
@@ -38,9 +38,10 @@ var rooms = map[string]string{
 	"internal/vm/vmtest": "vm guest",
 
 	// What runs in the guest sees only what host and guest share.
-	"cmd/deckhold":    "guest layer",
+	"cmd/deckhold":    "guest layer term",
 	"internal/guest":  "",
 	"internal/layer":  "",
+	"internal/term":   "",
 	"internal/initrd": "",
 
 	// The composition root, and what builds and measures.

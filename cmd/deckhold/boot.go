@@ -30,6 +30,8 @@ type machine struct {
 	setup sync.Mutex
 	zone  atomic.Pointer[string] // TZ, where the root does not know the time zone
 	off   sync.Once
+
+	sessions sessions
 }
 
 // steps are the boot's timed steps.

@@ -37,7 +37,7 @@ func (m *machine) launch(request guest.ExecRequest) (*program, error) {
 	defer closeAll(theirs)
 	if err == nil {
 		p.group = newCgroup()
-		err = m.fork(p, file, request.Argv, theirs, withToolsData(env, file), dir, who)
+		err = m.fork(p, file, request.Argv, theirs, withToolsData(env, file), dir, who, false)
 	}
 	if err != nil {
 		p.discard()
@@ -46,9 +46,10 @@ func (m *machine) launch(request guest.ExecRequest) (*program, error) {
 	return p, nil
 }
 
-// fork starts file as the program, in a session of its own.
-func (m *machine) fork(p *program, file string, argv []string, files []*os.File, env []string, dir string, who user) error {
-	attr := &syscall.ProcAttr{Dir: dir, Env: env, Sys: &syscall.SysProcAttr{Setsid: true, Credential: who.credential()}}
+// fork starts file as the program, in a session of its own, whose terminal, if it has
+// one, is its first file.
+func (m *machine) fork(p *program, file string, argv []string, files []*os.File, env []string, dir string, who user, tty bool) error {
+	attr := &syscall.ProcAttr{Dir: dir, Env: env, Sys: &syscall.SysProcAttr{Setsid: true, Setctty: tty, Credential: who.credential()}}
 	for _, f := range files {
 		attr.Files = append(attr.Files, f.Fd())
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +33,10 @@ func (m *machine) answer(stream *guest.Stream) {
 	}
 	if request.Op == guest.OpExec {
 		m.exec(stream, request.Args)
+		return
+	}
+	if request.Op == guest.OpSessionAttach {
+		m.attach(stream, request.Args)
 		return
 	}
 	result, err := m.call(request)
@@ -65,6 +70,9 @@ func (m *machine) call(request guest.Request) (any, error) {
 	case guest.OpPowerOff:
 		go m.powerOff()
 		return struct{}{}, nil
+	}
+	if strings.HasPrefix(request.Op, "session.") {
+		return m.sessionCall(request.Op, request.Args)
 	}
 	return nil, &guest.Error{Code: guest.CodeUsage, Message: fmt.Sprintf("there is no operation %q", request.Op)}
 }

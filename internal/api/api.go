@@ -49,6 +49,15 @@ const (
 	OpImageList   = "image.ls"        // → []Image
 )
 
+// Operations on sessions: programs with a terminal, kept in the sandbox.
+const (
+	OpSessions       = "sessions"         // SessionsRequest → SessionList
+	OpAttach         = "attach"           // AttachRequest → AttachResult, then frames both ways
+	OpRun            = "run"              // RunRequest → AttachResult, then frames both ways unless Detach
+	OpSessionEnd     = "sessions.end"     // SessionRequest → Session
+	OpSessionRestart = "sessions.restart" // SessionRequest → Session
+)
+
 // Request is the one line a client sends first. Op's own fields stand beside v and op.
 type Request struct {
 	V  int    `json:"v"`
@@ -310,6 +319,93 @@ type ExecResult struct {
 	Woke       bool     `json:"woke"`
 	BootMillis int64    `json:"bootMilliseconds"` // of the start or wake
 	Notes      []string `json:"notes,omitempty"`  // likewise
+}
+
+// SessionsRequest lists a sandbox's sessions, or looks at one's screen.
+type SessionsRequest struct {
+	Name   string `json:"name"`
+	Screen string `json:"screen,omitempty"` // the session to look at
+}
+
+// SessionList is a sandbox's sessions.
+type SessionList struct {
+	Sessions []Session `json:"sessions"`
+	Screen   *Screen   `json:"screen,omitempty"`
+}
+
+// Screen is what a session shows.
+type Screen struct {
+	Text string `json:"text"` // plain, lines that scrolled away first
+	VT   []byte `json:"vt"`   // base64: what draws it on a terminal of the session's size
+}
+
+// SessionState is whether a session's program runs.
+type SessionState string
+
+const (
+	SessionRunning SessionState = "running"
+	SessionEnded   SessionState = "ended" // with nobody looking; kept until somebody does
+)
+
+// Session is a program with a terminal that lives in a sandbox.
+type Session struct {
+	Session    string       `json:"session"`
+	PID        int          `json:"pid,omitempty"` // in the guest
+	Cols       int          `json:"cols"`
+	Rows       int          `json:"rows"`
+	Clients    int          `json:"clients"`
+	State      SessionState `json:"state"`
+	Argv       []string     `json:"argv"`
+	User       string       `json:"user,omitempty"`
+	Title      string       `json:"title,omitempty"` // as the program says
+	Started    time.Time    `json:"started"`
+	LastOutput *time.Time   `json:"lastOutput,omitempty"`
+	ExitCode   *int         `json:"exitCode,omitempty"`   // of one that ended
+	EnvDropped bool         `json:"envDropped,omitempty"` // restarted without the variables it was run with
+}
+
+// SessionRequest names a session.
+type SessionRequest struct {
+	Name    string `json:"name"`
+	Session string `json:"session"`
+	Fresh   bool   `json:"fresh,omitempty"` // restart: do not continue a conversation
+}
+
+// AttachRequest looks at a session and types in it. "shell", the default, is opened
+// when it does not run.
+type AttachRequest struct {
+	Name      string `json:"name"`
+	Session   string `json:"session,omitempty"`
+	Cols      int    `json:"cols,omitempty"` // of the terminal; 0 takes the session's
+	Rows      int    `json:"rows,omitempty"`
+	NoHistory bool   `json:"noHistory,omitempty"` // draw the screen alone
+	NoStart   bool   `json:"noStart,omitempty"`   // fail when the sandbox is off
+	NoWake    bool   `json:"noWake,omitempty"`    // fail when it is paused, asleep or hibernated
+}
+
+// RunRequest opens a new session.
+type RunRequest struct {
+	Name    string            `json:"name"`
+	Session string            `json:"session,omitempty"` // its name; missing is one after the program
+	Argv    []string          `json:"argv"`
+	Env     map[string]string `json:"env,omitempty"`
+	User    string            `json:"user,omitempty"`
+	Workdir string            `json:"workdir,omitempty"`
+	Detach  bool              `json:"detach,omitempty"` // no frames follow
+	Cols    int               `json:"cols,omitempty"`
+	Rows    int               `json:"rows,omitempty"`
+	NoStart bool              `json:"noStart,omitempty"`
+	NoWake  bool              `json:"noWake,omitempty"`
+}
+
+// AttachResult is a session that runs; its frames follow.
+type AttachResult struct {
+	Session    Session  `json:"session"`
+	Opened     bool     `json:"opened"`
+	Started    bool     `json:"started"`
+	Woke       bool     `json:"woke"`
+	BootMillis int64    `json:"bootMilliseconds"`
+	Notes      []string `json:"notes,omitempty"`
 }
 
 // EventsRequest follows what happens; an empty Name is all sandboxes.

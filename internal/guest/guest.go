@@ -24,7 +24,7 @@
 // MaxLine bytes, and is answered by one JSON line, a Response. Each side may have at
 // most 1 MiB under way that the other has not read, a stream. After an ok Response
 // to OpExec both sides send frames: 1 byte type, 4 bytes big-endian length (at most
-// MaxFrame), payload. The same frames are spoken between the host and its clients,
+// MaxFrame), payload. So they do after one to OpSessionAttach. The same frames are spoken between the host and its clients,
 // so the host splices the two without reading them.
 package guest
 
@@ -50,6 +50,11 @@ const (
 	Signal  byte = 4 // name without SIG: "INT", "TERM", "KILL", …
 	Exit    byte = 5 // JSON ExitStatus; the last frame
 	Failure byte = 6 // JSON Error; the last frame: the stream failed, not the program
+
+	// Those that follow are a session's only.
+	Closed byte = 7 // host to client: JSON Closing; the last frame: the session's end is not known
+	Hold   byte = 8 // client to session: JSON {"on":true}; nothing is sent until {"on":false}, which draws anew
+	Lead   byte = 9 // session to client: JSON {"on":true}; its terminal is to answer what the program asks
 )
 
 // Operations deckhold answers.
@@ -60,6 +65,15 @@ const (
 	OpPowerOff = "poweroff" // {} → {}: ends every program (TERM, 2 s, KILL), unmounts, powers off
 	OpClock    = "clock"    // ClockRequest → ClockResponse
 	OpStats    = "stats"    // {} → Stats
+
+	// Sessions: session.go of this package is the channel's; these are programs with a
+	// terminal (terminal.go).
+	OpSessionOpen    = "session.open"    // SessionOpen → SessionInfo
+	OpSessionAttach  = "session.attach"  // SessionAttach → SessionAttached, then frames
+	OpSessionList    = "session.list"    // {} → SessionList
+	OpSessionEnd     = "session.end"     // SessionName → SessionInfo; hangs up, terminates, kills
+	OpSessionRestart = "session.restart" // SessionName → SessionInfo
+	OpSessionScreen  = "session.screen"  // SessionName → SessionScreen
 )
 
 // Request is the first line of a stream.
@@ -85,11 +99,13 @@ func (e *Error) Error() string { return e.Message }
 
 // Codes of Error.
 const (
-	CodeUsage      = "usage"     // the request is not one deckhold can read
-	CodeNotFound   = "not-found" // no such program, user or folder
-	CodeNotAllowed = "forbidden" // found but not executable
-	CodeFailed     = "failed"    // anything else
-	CodeTimeout    = "timed-out" // ExecRequest.TimeoutMillis ran out; the whole tree was ended
+	CodeUsage      = "usage"          // the request is not one deckhold can read
+	CodeNotFound   = "not-found"      // no such program, user or folder
+	CodeNotAllowed = "forbidden"      // found but not executable
+	CodeFailed     = "failed"         // anything else
+	CodeExists     = "already-exists" // a session of that name runs
+	CodeNoSession  = "no-session"     // none has that name
+	CodeTimeout    = "timed-out"      // ExecRequest.TimeoutMillis ran out; the whole tree was ended
 )
 
 // SetupRequest makes this machine the sandbox it is.

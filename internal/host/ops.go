@@ -73,9 +73,20 @@ var operations = map[string]operation{
 	api.OpImageRemove: plain(removeImage),
 	api.OpTemplate:    plain(makeTemplate),
 	api.OpImageList:   plain(func(h *Host, _ context.Context, _ struct{}, _ progress) ([]api.Image, error) { return h.listImages() }),
-	api.OpExec:        execute,
-	api.OpEvents:      events,
-	api.OpConsole:     console,
+	api.OpSessions: plain(func(h *Host, ctx context.Context, r api.SessionsRequest, _ progress) (api.SessionList, error) {
+		return h.manager.Sessions(ctx, r)
+	}),
+	api.OpSessionEnd: plain(func(h *Host, ctx context.Context, r api.SessionRequest, _ progress) (api.Session, error) {
+		return h.manager.EndSession(ctx, r)
+	}),
+	api.OpSessionRestart: plain(func(h *Host, ctx context.Context, r api.SessionRequest, _ progress) (api.Session, error) {
+		return h.manager.RestartSession(ctx, r)
+	}),
+	api.OpAttach:  attach,
+	api.OpRun:     runSession,
+	api.OpExec:    execute,
+	api.OpEvents:  events,
+	api.OpConsole: console,
 }
 
 type progress = func(api.Progress)

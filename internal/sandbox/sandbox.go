@@ -83,6 +83,7 @@ var transitions = map[string][]api.Phase{
 	"wake":      {api.Running, api.Asleep, api.Hibernated},
 	"resume":    {api.Paused},
 	"exec":      {api.Running},
+	"attach":    {api.Running},
 	"pause":     {api.Running},
 	"sleep":     {api.Running, api.Paused},
 	"hibernate": {api.Running, api.Paused, api.Asleep},
