@@ -379,6 +379,7 @@ type AttachRequest struct {
 	Cols      int    `json:"cols,omitempty"` // of the terminal; 0 takes the session's
 	Rows      int    `json:"rows,omitempty"`
 	NoHistory bool   `json:"noHistory,omitempty"` // draw the screen alone
+	NoOpen    bool   `json:"noOpen,omitempty"`    // fail when it does not run, shell too
 	NoStart   bool   `json:"noStart,omitempty"`   // fail when the sandbox is off
 	NoWake    bool   `json:"noWake,omitempty"`    // fail when it is paused, asleep or hibernated
 }

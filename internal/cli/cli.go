@@ -170,7 +170,7 @@ func (a *app) report(err error) int {
 	if !known {
 		exit = 1
 	}
-	if a.running == "exec" && e.Kind != api.KindUsage && e.Kind != api.KindNotFound && e.Kind != api.KindPhase {
+	if slices.Contains([]string{"exec", "run", "attach", "up"}, a.running) && e.Kind != api.KindExists && e.Kind != api.KindUsage && e.Kind != api.KindNotFound && e.Kind != api.KindPhase {
 		exit = exitOurs
 	}
 	return exit
@@ -210,7 +210,7 @@ its own kernel.
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &api.Error{Kind: api.KindUsage, Message: err.Error(), Hint: "see: " + cmd.CommandPath() + " --help"}
 	})
-	root.AddCommand(a.create(), a.start(), a.exec(), a.ls(), a.inspect(),
+	root.AddCommand(a.create(), a.start(), a.exec(), a.attach(), a.run(), a.up(), a.sessions(), a.guardTerminal(), a.ls(), a.inspect(),
 		a.pause(), a.resume(), a.sleep(), a.hibernate(), a.wake(),
 		a.fork(), a.duplicate(), a.point(), a.template(), a.shutdown(), a.reset(), a.rm(),
 		a.console(), a.events(), a.image(), a.host(), a.doctor())

@@ -7,7 +7,6 @@ import (
 	"math"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -51,18 +50,9 @@ or after NAME; everything after -- is the program's.`,
 				return err
 			}
 			r.Name, r.Argv = words[0], words[1:]
-			r.Env = map[string]string{}
-			for _, pair := range env {
-				key, value, found := strings.Cut(pair, "=")
-				if key == "" {
-					return &api.Error{Kind: api.KindUsage, Message: fmt.Sprintf("-e: %q names no variable; write NAME=value", pair)}
-				}
-				if !found {
-					if value, found = os.LookupEnv(key); !found {
-						continue
-					}
-				}
-				r.Env[key] = value
+			var err error
+			if r.Env, err = variables(env); err != nil {
+				return err
 			}
 			if !(timeout >= 0 && timeout <= 1e9) { // not a number either
 				return &api.Error{Kind: api.KindUsage, Message: "--timeout must be seconds, or 0 for none"}

@@ -12,48 +12,71 @@ import (
 	"dozable.com/doz/internal/client"
 )
 
+// createOptions are what a sandbox can be made with.
+type createOptions struct {
+	image                 string
+	cpus                  int
+	memory, disk, network string
+	audio, isolated       bool
+}
+
+// createFlags are their names.
+var createFlags = []string{"image", "cpus", "memory", "disk", "network", "audio", "isolated"}
+
+func (a *app) createOptions(cmd *cobra.Command, o *createOptions) {
+	f := cmd.Flags()
+	f.StringVar(&o.image, "image", "lab", "image to make it from")
+	f.IntVar(&o.cpus, "cpus", 0, "processors, 1 to 64 (default 2)")
+	f.StringVar(&o.memory, "memory", "", "memory, as in 2G, 512M or MiB (default 1G)")
+	f.StringVar(&o.disk, "disk", "", "root disk, as in 64G; it takes what is used (default 64G)")
+	f.StringVar(&o.network, "network", "", "network: none is the only one so far")
+	f.BoolVar(&o.audio, "audio", false, "give it this computer's microphone and speakers (not built yet)")
+	f.BoolVar(&o.isolated, "isolated", false, "share no folder of this computer (always so, so far)")
+	cmd.RegisterFlagCompletionFunc("image", a.completeImage)
+}
+
+// request is what the options ask for.
+func (o createOptions) request(sandbox string) (r api.CreateRequest, err error) {
+	r = api.CreateRequest{Name: sandbox, Image: o.image, CPUs: o.cpus}
+	if err := name(r.Name); err != nil {
+		return r, err
+	}
+	if r.MemoryMiB, err = mebibytes("--memory", o.memory); err != nil {
+		return r, err
+	}
+	mib, err := mebibytes("--disk", o.disk)
+	if err != nil {
+		return r, err
+	}
+	if r.DiskGiB = mib / 1024; mib%1024 != 0 {
+		return r, &api.Error{Kind: api.KindUsage, Message: "--disk must be whole GiB, as in 64G"}
+	}
+	if o.audio {
+		return r, &api.Error{Kind: api.KindNotBuilt, Message: "audio sandboxes are not built yet"}
+	}
+	if o.network != "" && o.network != "none" {
+		return r, &api.Error{Kind: api.KindNotBuilt, Message: fmt.Sprintf("network %q is not built yet", o.network), Hint: "the only network so far is: none"}
+	}
+	return r, nil
+}
+
 func (a *app) create() *cobra.Command {
-	var r api.CreateRequest
-	var memory, disk, network string
-	var audio, isolated, start bool
+	var o createOptions
+	var start bool
 	cmd := &cobra.Command{
 		Use: "create NAME", Short: "Make a sandbox",
 		Example: "  doz create a1\n  doz create a2 --image lab --cpus 4 --memory 4G --start",
 		Args:    args(1, 1, "create NAME [--image IMAGE]"),
-		RunE: func(cmd *cobra.Command, names []string) (err error) {
-			r.Name = names[0]
-			if err := name(r.Name); err != nil {
-				return err
-			}
-			if r.MemoryMiB, err = mebibytes("--memory", memory); err != nil {
-				return err
-			}
-			mib, err := mebibytes("--disk", disk)
+		RunE: func(cmd *cobra.Command, names []string) error {
+			r, err := o.request(names[0])
 			if err != nil {
 				return err
-			}
-			if r.DiskGiB = mib / 1024; mib%1024 != 0 {
-				return &api.Error{Kind: api.KindUsage, Message: "--disk must be whole GiB, as in 64G"}
-			}
-			if audio {
-				return &api.Error{Kind: api.KindNotBuilt, Message: "audio sandboxes are not built yet"}
-			}
-			if network != "" && network != "none" {
-				return &api.Error{Kind: api.KindNotBuilt, Message: fmt.Sprintf("network %q is not built yet", network), Hint: "the only network so far is: none"}
 			}
 			return a.runCreate(cmd.Context(), r, start)
 		},
 	}
-	f := cmd.Flags()
-	f.StringVar(&r.Image, "image", "lab", "image to make it from")
-	f.IntVar(&r.CPUs, "cpus", 0, "processors, 1 to 64 (default 2)")
-	f.StringVar(&memory, "memory", "", "memory, as in 2G, 512M or MiB (default 1G)")
-	f.StringVar(&disk, "disk", "", "root disk, as in 64G; it takes what is used (default 64G)")
-	f.StringVar(&network, "network", "", "network: none is the only one so far")
-	f.BoolVar(&audio, "audio", false, "give it this computer's microphone and speakers (not built yet)")
-	f.BoolVar(&isolated, "isolated", false, "share no folder of this computer (always so, so far)")
-	f.BoolVar(&start, "start", false, "start it")
-	cmd.RegisterFlagCompletionFunc("image", a.completeImage)
+	a.createOptions(cmd, &o)
+	cmd.Flags().BoolVar(&start, "start", false, "start it")
 	return cmd
 }
 

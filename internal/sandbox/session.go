@@ -42,7 +42,9 @@ func (m *Manager) Attach(ctx context.Context, r api.AttachRequest, progress func
 	request := guest.SessionAttach{Session: r.Session, Cols: r.Cols, Rows: r.Rows, NoHistory: r.NoHistory}
 	if r.Session == "" || r.Session == OwnSession {
 		request.Session = OwnSession
-		request.Open = &guest.SessionOpen{}
+		if !r.NoOpen {
+			request.Open = &guest.SessionOpen{}
+		}
 	}
 	return m.join(ctx, r.Name, request, r.NoStart, r.NoWake, progress)
 }
