@@ -28,6 +28,11 @@ const (
 	endStep = time.Second
 	// inputMost is how much input waits for a program that does not read it.
 	inputMost = 64 << 10
+	// gather is how long output that comes in masses is left to gather before more of it
+	// is read: reading it as it trickles takes longer than writing it, in the kernel and
+	// on the way to the host. An echo of what is typed waits for nothing.
+	gather = 2 * time.Millisecond
+	masses = 1 << 10
 )
 
 // sessions are the programs with a terminal. They belong to nobody: clients and hosts
@@ -196,20 +201,50 @@ func (s *session) seen() bool {
 	return len(s.viewers) > 0
 }
 
+// chunks are what output is read into. They are only held while there is some: most
+// sessions are silent.
+var chunks = sync.Pool{New: func() any { return new([64 << 10]byte) }}
+
 // pump takes what the program writes, whoever looks or does not.
 func (s *session) pump() {
 	defer close(s.over)
-	// The kernel gives no more at a time.
-	buf := make([]byte, 4<<10)
-	for {
-		n, err := s.pty.Read(buf)
-		if n > 0 {
-			s.show(buf[:n])
-		}
-		if err != nil {
+	raw, err := s.pty.SyscallConn()
+	for err == nil {
+		var n int
+		var ended bool
+		err = raw.Read(func(fd uintptr) bool {
+			n, ended = s.take(int(fd))
+			return n > 0 || ended
+		})
+		if ended {
 			return
 		}
+		if n >= masses {
+			time.Sleep(gather)
+		}
 	}
+}
+
+// take shows what there is, at most a chunk of it, and says how much that was, and
+// whether there will be no more.
+func (s *session) take(fd int) (n int, ended bool) {
+	chunk := chunks.Get().(*[64 << 10]byte)
+	defer chunks.Put(chunk)
+	for n < len(chunk) {
+		k, err := unix.Read(fd, chunk[n:])
+		if err == unix.EINTR {
+			continue
+		}
+		if k <= 0 {
+			ended = err != unix.EAGAIN
+			break
+		}
+		n += k
+	}
+	if n > 0 {
+		s.show(chunk[:n])
+	}
+	return n, ended
 }
 
 // show puts output on the screen, and in every viewer's way.
