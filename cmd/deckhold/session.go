@@ -28,11 +28,6 @@ const (
 	endStep = time.Second
 	// inputMost is how much input waits for a program that does not read it.
 	inputMost = 64 << 10
-	// gather is how long output that comes in masses is left to gather before more of it
-	// is read: reading it as it trickles takes longer than writing it, in the kernel and
-	// on the way to the host. An echo of what is typed waits for nothing.
-	gather = 2 * time.Millisecond
-	masses = 1 << 10
 )
 
 // sessions are the programs with a terminal. They belong to nobody: clients and hosts
@@ -210,17 +205,14 @@ func (s *session) pump() {
 	defer close(s.over)
 	raw, err := s.pty.SyscallConn()
 	for err == nil {
-		var n int
 		var ended bool
 		err = raw.Read(func(fd uintptr) bool {
+			var n int
 			n, ended = s.take(int(fd))
 			return n > 0 || ended
 		})
 		if ended {
 			return
-		}
-		if n >= masses {
-			time.Sleep(gather)
 		}
 	}
 }

@@ -16,6 +16,11 @@ const (
 	queueMost = 2 << 20
 	// paintPace is how often a viewer is drawn for whose terminal has another size.
 	paintPace = 50 * time.Millisecond
+	// gather is how long output that comes in masses is gathered before more of it is
+	// sent: each frame costs the host's attention. An echo of what is typed waits for
+	// nothing.
+	gather = 2 * time.Millisecond
+	masses = 4 << 10
 )
 
 // viewer is one terminal that shows a session. All but session and stream is guarded by the
@@ -155,6 +160,7 @@ func (v *viewer) send() bool {
 		if lead != nil && frames.WriteJSON(guest.Lead, lead) != nil {
 			return false
 		}
+		much := len(data) >= masses
 		for len(data) > 0 {
 			n := min(len(data), 64<<10)
 			if frames.Write(guest.Stdout, data[:n]) != nil {
@@ -168,8 +174,11 @@ func (v *viewer) send() bool {
 		if lead == nil && data == nil {
 			return false
 		}
-		if paced {
+		switch {
+		case paced:
 			time.Sleep(paintPace)
+		case much:
+			time.Sleep(gather)
 		}
 	}
 }
