@@ -95,9 +95,12 @@ func (l local) engine(set *parts.Set) *qemu.Engine {
 	return qemu.New(options)
 }
 
-func (l local) List() ([]api.Sandbox, error)              { return sandbox.List(l.store) }
-func (l local) Inspect(name string) (api.Sandbox, error)  { return sandbox.Inspect(l.store, name) }
-func (l local) Points(name string) ([]api.Point, error)   { return sandbox.Points(l.store, name) }
+func (l local) List() ([]api.Sandbox, error)             { return sandbox.List(l.store) }
+func (l local) Inspect(name string) (api.Sandbox, error) { return sandbox.Inspect(l.store, name) }
+func (l local) Points(name string) ([]api.Point, error)  { return sandbox.Points(l.store, name) }
+func (l local) Sessions(r api.SessionsRequest) (api.SessionList, error) {
+	return sandbox.SavedSessions(l.store, r)
+}
 func (l local) Boots(name string) ([]api.Boot, error)     { return sandbox.Boots(l.store, name) }
 func (l local) Boot(name string, n int) (api.Boot, error) { return sandbox.Boot(l.store, name, n) }
 func (l local) Images() ([]api.Image, error)              { return host.Images(l.store) }

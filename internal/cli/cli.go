@@ -43,6 +43,7 @@ type Local interface {
 	List() ([]api.Sandbox, error)
 	Inspect(name string) (api.Sandbox, error)
 	Points(name string) ([]api.Point, error)
+	Sessions(r api.SessionsRequest) (api.SessionList, error) // as they were saved
 	Boots(name string) ([]api.Boot, error)
 	Boot(name string, number int) (api.Boot, error)
 	Images() ([]api.Image, error)

@@ -123,6 +123,9 @@ func (fakeLocal) List() ([]api.Sandbox, error)               { return sandboxes,
 func (fakeLocal) Inspect(name string) (api.Sandbox, error) { return inspect(name) }
 
 func (fakeLocal) Points(string) ([]api.Point, error) { return nil, nil }
+func (fakeLocal) Sessions(api.SessionsRequest) (api.SessionList, error) {
+	return api.SessionList{}, nil
+}
 func (fakeLocal) Boots(string) ([]api.Boot, error) {
 	return []api.Boot{{Number: 1, Kind: "start", At: noon, Millis: 2500, OK: true}, {Number: 2, Kind: "start", At: noon, Millis: 12000, Problem: "the guest did not answer"}}, nil
 }

@@ -37,11 +37,16 @@ func (a *app) runSessions(ctx context.Context, r api.SessionsRequest, vt bool) e
 	if vt && a.screen() != nil {
 		return &api.Error{Kind: api.KindUsage, Message: "--vt does not print to a terminal", Hint: "write it to a file, or show the session with: doz attach " + r.Name}
 	}
-	c, err := a.connect(ctx, nil)
+	c, l, err := a.reader(ctx)
 	if err != nil {
 		return err
 	}
-	list, err := c.Sessions(ctx, r)
+	var list api.SessionList
+	if c != nil {
+		list, err = c.Sessions(ctx, r)
+	} else {
+		list, err = l.Sessions(r)
+	}
 	if err != nil {
 		return err
 	}

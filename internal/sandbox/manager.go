@@ -97,6 +97,7 @@ type box struct {
 	ending       bool // the machine is being ended by us
 	unresponsive bool
 	left         bool // a machine runs that would not be taken over; see takeBack
+	noSessions   bool // the guest was asked and had none, and none was opened since
 	session      *guest.Session
 	dialing      sync.Mutex // held while session is being made
 	taking       sync.Mutex // held while a machine that was left alone is taken over

@@ -73,16 +73,17 @@ func (m *Manager) Pause(ctx context.Context, name string) (api.Transition, error
 		if err != nil {
 			return nil, err
 		}
+		notes := m.saveScreens(ctx, b, false)
 		if err := machine.Pause(ctx); err != nil {
-			return nil, err
+			return notes, err
 		}
 		m.step(b, "pause/paused")
 		if err := m.update(b, func(r *record) { r.Phase = api.Paused }); err != nil {
 			machine.Resume(ctx)
-			return nil, err
+			return notes, err
 		}
 		m.step(b, "pause/recorded")
-		return nil, nil
+		return notes, nil
 	})
 }
 
@@ -113,8 +114,11 @@ func (m *Manager) resume(ctx context.Context, b *box) ([]string, error) {
 // Sleep saves a sandbox and keeps its machine, standing: waking is instant, and a
 // computer that loses its power meanwhile loses nothing.
 func (m *Manager) Sleep(ctx context.Context, name string) (api.Transition, error) {
-	return m.transition(ctx, name, "sleep", func(ctx context.Context, b *box) ([]string, error) {
-		return nil, m.save(ctx, b, "sleep", api.Asleep)
+	return m.transition(ctx, name, "sleep", func(ctx context.Context, b *box) (notes []string, err error) {
+		if b.phase() == api.Running {
+			notes = m.saveScreens(ctx, b, false)
+		}
+		return notes, m.save(ctx, b, "sleep", api.Asleep)
 	})
 }
 
@@ -129,7 +133,7 @@ func (m *Manager) hibernate(ctx context.Context, b *box) (notes []string, err er
 	case api.Asleep: // all is saved
 		err = m.update(b, func(r *record) { r.Phase = api.Hibernated })
 	case api.Running:
-		notes = m.syncGuest(ctx, b)
+		notes = append(m.saveScreens(ctx, b, true), m.syncGuest(ctx, b)...)
 		fallthrough
 	default:
 		err = m.save(ctx, b, "hibernate", api.Hibernated)

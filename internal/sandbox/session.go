@@ -33,6 +33,9 @@ func (m *Manager) awake(ctx context.Context, name string, noStart, noWake bool, 
 	if err := m.takeBack(ctx, b); err != nil {
 		return nil, start, m.silent(b, err)
 	}
+	b.mu.Lock()
+	b.noSessions = false
+	b.mu.Unlock()
 	return b, start, nil
 }
 
@@ -91,18 +94,16 @@ func attachResult(a guest.SessionAttached, start api.StartResult) api.AttachResu
 	return api.AttachResult{Session: sessionView(a.SessionInfo), Opened: a.Opened, Started: start.Started, Woke: start.Woke, BootMillis: start.BootMillis, Notes: start.Notes}
 }
 
-// Sessions lists a running sandbox's sessions. One that is off has none.
+// Sessions lists a sandbox's sessions: those that run, or that were saved when it came to
+// rest. One that is off has none.
 func (m *Manager) Sessions(ctx context.Context, r api.SessionsRequest) (api.SessionList, error) {
 	list := api.SessionList{Sessions: []api.Session{}}
 	b, err := m.get(r.Name)
 	if err != nil {
 		return list, err
 	}
-	if p := b.phase(); p == api.Off || p == api.Failed {
-		if r.Screen != "" {
-			return list, noSession(r.Name, r.Screen)
-		}
-		return list, nil
+	if p := b.phase(); p == api.Off || p == api.Failed || saved(p) {
+		return SavedSessions(m.store, r)
 	}
 	if err := allowed("attach", r.Name, b.phase()); err != nil {
 		return list, err

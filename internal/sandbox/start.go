@@ -227,7 +227,7 @@ func (b *box) detach() {
 // clean removes what only a running machine needs. What is sealed stays.
 func (b *box) clean() error {
 	if b.get().Snapshot == nil {
-		for _, path := range []string{b.dir.Memory(), b.dir.State()} {
+		for _, path := range []string{b.dir.Memory(), b.dir.State(), b.dir.ScreensDir()} {
 			if err := os.RemoveAll(path); err != nil {
 				return err
 			}

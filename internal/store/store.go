@@ -160,6 +160,12 @@ func IsDisk(name string) bool {
 // File is a file of the folder.
 func (d Sandbox) File(name string) string { return filepath.Join(string(d), filepath.Base(name)) }
 
+// ScreensDir holds what sessions showed when the sandbox came to rest.
+func (d Sandbox) ScreensDir() string { return filepath.Join(string(d), "screens") }
+func (d Sandbox) Screen(session string) string {
+	return filepath.Join(d.ScreensDir(), filepath.Base(session)+".json")
+}
+
 // PointsDir holds the restore points; Point is the folder of one.
 func (d Sandbox) PointsDir() string { return filepath.Join(string(d), "points") }
 func (d Sandbox) Point(id string) Point {
