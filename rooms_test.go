@@ -37,6 +37,12 @@ var rooms = map[string]string{
 	"internal/vm/vmfake": "vm guest",
 	"internal/vm/vmtest": "vm guest",
 
+	// The network knows neither machines nor sandboxes.
+	"internal/network":        "network/link network/policy network/sniff",
+	"internal/network/link":   "",
+	"internal/network/policy": "",
+	"internal/network/sniff":  "",
+
 	// What runs in the guest sees only what host and guest share.
 	"cmd/deckhold":    "guest layer term",
 	"internal/guest":  "",
