@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -173,7 +174,7 @@ func (f *flow) close() {
 // carry looks at what the guest says first and then carries both directions until they
 // end.
 func (f *flow) carry() {
-	if f.n.everything(f.j) && f.upstream != nil {
+	if f.n.settled(f.j) && f.upstream != nil {
 		f.relay("tcp", nil)
 		return
 	}
@@ -254,7 +255,8 @@ func (f *flow) checkTLS(result sniff.Result) policy.Verdict {
 }
 
 // peekTimeout is how long a beginning may stay undecided once a byte of it is there.
-const peekTimeout = 15 * time.Second
+// Then it is refused: what comes later could be the request that nobody looks at.
+const peekTimeout = 10 * time.Second
 
 // peek reads what the guest says first until it is clear what it is. It holds no buffer
 // while the guest says nothing.
@@ -272,8 +274,13 @@ func (f *flow) peek() ([]byte, sniff.Result) {
 		first = first[:len(first)+size]
 		f.sent.Add(int64(size))
 		result := sniff.Begin(first, err != nil)
-		if result.Protocol != sniff.More {
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return first, sniff.Result{Protocol: sniff.Bad}
+		case result.Protocol != sniff.More:
 			return first, result
+		case first[0] != sniff.TLSByte && f.received.Load() > 0:
+			return first, sniff.Result{Protocol: sniff.Other} // no HTTP server speaks first
 		}
 	}
 }

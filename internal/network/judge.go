@@ -87,7 +87,8 @@ func (n *Network) speaks(j judgement, name string) policy.Verdict {
 	return policy.Verdict{Why: policy.Disagrees}
 }
 
-// everything says that a connection needs no look inside: no name could be refused.
-func (n *Network) everything(j judgement) bool {
-	return j.literal.Allow && n.policy.Load().Everything()
+// settled says that a connection needs no look inside: its address is allowed as such,
+// and no name could be refused.
+func (n *Network) settled(j judgement) bool {
+	return j.literal.Allow && !n.policy.Load().DeniesNames()
 }

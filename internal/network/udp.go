@@ -35,7 +35,7 @@ func (n *Network) acceptUDP(r *udp.ForwarderRequest) (handled bool) {
 	case !v.Allow:
 	case f.j.stand:
 		v = policy.Verdict{Rule: v.Rule, Why: policy.Protocol} // a proxy carries no datagrams
-	case to.Port() == 443 && !n.everything(f.j):
+	case to.Port() == 443 && !n.settled(f.j):
 		v = policy.Verdict{Rule: v.Rule, Why: policy.Protocol} // QUIC: programs go on with TCP
 	}
 	if !v.Allow {
@@ -94,7 +94,7 @@ func (f *flow) exchange(guest *guestDatagrams) {
 		defer close(done)
 		f.datagrams(guest, upstream, &f.received, false)
 	})
-	f.datagrams(upstream, guest, &f.sent, !f.n.everything(f.j))
+	f.datagrams(upstream, guest, &f.sent, !f.n.settled(f.j))
 	<-done
 	f.log("udp", verdictAllow, "")
 }

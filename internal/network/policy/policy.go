@@ -177,18 +177,10 @@ func (p *Policy) namesAddress(addr netip.Addr, port uint16) bool {
 	return false
 }
 
-// Everything says whether no name can be refused, so that there is nothing to check
-// inside a connection to a public address.
-func (p *Policy) Everything() bool {
-	for _, r := range p.Rules {
-		if !r.Allow {
-			return false
-		}
-		if r.Any && len(r.Ports) == 0 {
-			return true
-		}
-	}
-	return false
+// DeniesNames says whether some rule refuses names. Where none does, a connection that
+// is allowed by its address needs no look inside.
+func (p *Policy) DeniesNames() bool {
+	return slices.ContainsFunc(p.Rules, func(r Rule) bool { return !r.Allow && !r.Net.IsValid() })
 }
 
 func decided(r Rule) Verdict {

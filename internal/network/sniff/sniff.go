@@ -22,7 +22,8 @@ const (
 	Other
 	TLS
 	HTTP
-	// Bad began as TLS and cannot be read: nothing may be forwarded of it.
+	// Bad began as something that has a name, and cannot be read: nothing of it may be
+	// forwarded.
 	Bad
 )
 
@@ -41,7 +42,7 @@ func Begin(data []byte, end bool) Result {
 	if len(data) == 0 {
 		return undecided(end, Other)
 	}
-	if data[0] == recordHandshake {
+	if data[0] == TLSByte {
 		return hello(data, end)
 	}
 	return request(data, end)
@@ -55,7 +56,9 @@ func undecided(end bool, as Protocol) Result {
 }
 
 const (
-	recordHandshake  = 22
+	// TLSByte begins every TLS client's greeting: a record of the handshake.
+	TLSByte = 22
+
 	messageHello     = 1
 	extensionName    = 0
 	nameTypeHost     = 0
@@ -96,7 +99,7 @@ func hello(data []byte, end bool) Result {
 			return Result{Protocol: Other}
 		}
 		size := int(binary.BigEndian.Uint16(rest[3:]))
-		if rest[0] != recordHandshake || rest[1] != 3 || size == 0 || size > maxRecord {
+		if rest[0] != TLSByte || rest[1] != 3 || size == 0 || size > maxRecord {
 			return Result{Protocol: Bad}
 		}
 		part := rest[recordHeader:]
