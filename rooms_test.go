@@ -38,13 +38,14 @@ var rooms = map[string]string{
 	"internal/vm/vmtest": "vm guest",
 
 	// The network knows neither machines nor sandboxes.
-	"internal/network":        "network/link network/policy network/sniff",
+	"internal/network":        "guest network/link network/policy network/sniff",
 	"internal/network/link":   "",
 	"internal/network/policy": "",
 	"internal/network/sniff":  "",
 
 	// What runs in the guest sees only what host and guest share.
 	"cmd/deckhold":    "guest layer term",
+	"cmd/doznet":      "guest",
 	"internal/guest":  "",
 	"internal/layer":  "",
 	"internal/term":   "",

@@ -106,6 +106,8 @@ type Network struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
+	closing sync.Once
+
 	tcpFlows, udpFlows counter
 
 	mu        sync.Mutex
@@ -238,7 +240,13 @@ func (n *Network) Refusals() []Refusal { return n.log.refusals() }
 func (n *Network) Open() int { return int(n.tcpFlows.n.Load() + n.udpFlows.n.Load()) }
 
 // Close ends every connection, frees the published ports, and tells the log the rest.
+// Detach first where the guest is not to hear of it. It is idempotent.
 func (n *Network) Close() error {
+	n.closing.Do(n.close)
+	return nil
+}
+
+func (n *Network) close() {
 	n.cancel()
 	for _, s := range n.dns {
 		s.Close()
@@ -260,7 +268,6 @@ func (n *Network) Close() error {
 		n.stack.Destroy()
 	}
 	n.log.close()
-	return nil
 }
 
 // counter is a number with a limit.
