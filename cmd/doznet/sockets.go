@@ -17,8 +17,9 @@ import (
 
 // States of the kernel's sockets (include/net/tcp_states.h).
 const (
-	closed = 7 // of UDP: bound, and to nobody
-	listen = 10
+	timeWait = 6
+	closed   = 7 // of UDP: bound, and to nobody
+	listen   = 10
 )
 
 // sockets gives the kernel's TCP and UDP sockets of both families.
@@ -47,7 +48,7 @@ func connections() ([]guest.Connection, error) {
 	var open []guest.Connection
 	err := sockets(func(protocol string, s *netlink.Socket) {
 		local, remote := addrOf(s.ID.Source), addrOf(s.ID.Destination)
-		if protocol == "tcp" && s.State != listen && !remote.IsLoopback() && local != remote && remote.IsValid() && !remote.IsUnspecified() {
+		if protocol == "tcp" && s.State != listen && s.State != timeWait && !remote.IsLoopback() && local != remote && remote.IsValid() && !remote.IsUnspecified() {
 			open = append(open, guest.Connection{Local: netip.AddrPortFrom(local, s.ID.SourcePort), Remote: netip.AddrPortFrom(remote, s.ID.DestinationPort)})
 		}
 	})

@@ -204,4 +204,3 @@ func TestManyNames(t *testing.T) {
 		t.Errorf("%d names of one address", len(names))
 	}
 }
-

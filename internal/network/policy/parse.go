@@ -29,6 +29,9 @@ func ParseTarget(text string) (Rule, error) {
 	if len(text) > maxRuleText {
 		return r, fmt.Errorf("rule %q is longer than %d characters", clip(text), maxRuleText)
 	}
+	if strings.Contains(text, "://") {
+		return r, fmt.Errorf("%q is a URL: a rule takes only its host", clip(text))
+	}
 	host, ports, err := splitPorts(text)
 	if err != nil {
 		return r, err
