@@ -4,9 +4,11 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -177,6 +179,44 @@ func TestFlood(t *testing.T) {
 	if len(n.Refusals()) > maxRefusals {
 		t.Errorf("%d refusals are remembered", len(n.Refusals()))
 	}
+}
+
+// A server that takes nothing holds a bounded part of what many connections send it, and
+// all are reset when the network closes.
+func TestManyFullConnections(t *testing.T) {
+	w, n, g := startGood(t, 0)
+	g.resolve(t, "good.example", dnsmessage.TypeA)
+	w.name("good.example", "93.184.216.34")
+	stop := make(chan struct{})
+	t.Cleanup(func() { close(stop) })
+	w.serve(t, "93.184.216.34:8", func(net.Conn) { <-stop })
+	block := make([]byte, 64<<10)
+	var written atomic.Int64
+	var wg sync.WaitGroup
+	for range 100 {
+		conn, err := g.dial("93.184.216.34", 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			conn.SetWriteDeadline(time.Now().Add(time.Second))
+			for {
+				size, err := conn.Write(block)
+				written.Add(int64(size))
+				if err != nil {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if held := written.Load() >> 20; held > 100*8+64*8 { // the guest's own buffers, this computer's sockets', and ours
+		t.Errorf("%d MiB are under way", held)
+	}
+	if n.Open() != 100 {
+		t.Errorf("%d connections are open", n.Open())
+	}
+	still(t, w, g)
 }
 
 // A guest that names everything does not fill the resolver's memory or the book.

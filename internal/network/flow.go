@@ -133,6 +133,10 @@ func (f *flow) open(r *tcp.ForwarderRequest) bool {
 		return false
 	}
 	ep.SocketOptions().SetDelayOption(false)
+	if f.n.tcpFlows.n.Load() > roomy {
+		ep.SocketOptions().SetReceiveBufferSize(crowdedBuffer, true)
+		ep.SocketOptions().SetSendBufferSize(crowdedBuffer, true)
+	}
 	g := &guestConn{TCPConn: gonet.NewTCPConn(&queue, ep), ep: ep, queue: &queue}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -85,7 +85,7 @@ type Config struct {
 	// machine is attached. It returns when one is.
 	Wake func(ctx context.Context) error
 
-	// MaxFlows bounds the connections at once (0: 4096).
+	// MaxFlows bounds the connections at once (0: 2048).
 	MaxFlows int
 	// State is what an earlier Network of the same sandbox knew.
 	State *State
@@ -137,7 +137,7 @@ func New(c Config) (*Network, error) {
 		c.Own = interfaceNetworks
 	}
 	if c.MaxFlows == 0 {
-		c.MaxFlows = 4096
+		c.MaxFlows = 2048
 	}
 	n := &Network{c: c, flows: map[*flow]bool{}, published: map[PortSpec]*publication{}, services: map[uint16]bool{}}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
@@ -165,11 +165,15 @@ func New(c Config) (*Network, error) {
 	return n, nil
 }
 
-// Buffers of a guest's connection. They grow with what is in them; an idle one has none.
+// Buffers of a guest's connection, each way. They hold only what is under way; these are
+// bounds. So that what a guest makes the host hold is bounded too, they are small where
+// there are many connections.
 const (
 	minBuffer     = 16 << 10
 	defaultBuffer = 512 << 10
 	maxBuffer     = 4 << 20
+	roomy         = 64 // connections with the large ones
+	crowdedBuffer = 128 << 10
 )
 
 // buildStack makes the stack: one card, the gateway's addresses on it, and every other

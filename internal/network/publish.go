@@ -67,13 +67,11 @@ func ParsePort(text string) (PortSpec, error) {
 // String is the port as ParsePort reads it.
 func (p PortSpec) String() string {
 	text := fmt.Sprintf("%d:%d", p.Host, p.Guest)
-	if p.Address.IsValid() {
-		text = net.JoinHostPort(p.Address.String(), text)
-		if p.Address.Is6() {
-			text = "[" + p.Address.String() + "]:" + fmt.Sprintf("%d:%d", p.Host, p.Guest)
-		} else {
-			text = p.Address.String() + ":" + fmt.Sprintf("%d:%d", p.Host, p.Guest)
-		}
+	switch {
+	case p.Address.Is4():
+		text = p.Address.String() + ":" + text
+	case p.Address.Is6():
+		text = "[" + p.Address.String() + "]:" + text
 	}
 	if p.UDP {
 		text += "/udp"

@@ -104,8 +104,6 @@ func hello(data []byte, end bool) Result {
 		}
 		part := rest[recordHeader:]
 		if len(part) < size {
-			message = append(message, part...)
-			rest = nil
 			break
 		}
 		message = append(message, part[:size]...)
