@@ -143,7 +143,7 @@ func (g *guestStack) send(frame []byte) {
 // socketPair is a connected pair of Unix sockets.
 func socketPair(t testing.TB) (net.Conn, net.Conn) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
