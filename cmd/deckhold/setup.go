@@ -174,6 +174,9 @@ func opClock(args json.RawMessage) (any, error) {
 	if err := json.Unmarshal(args, &request); err != nil {
 		return nil, &guest.Error{Code: guest.CodeUsage, Message: "the clock's time cannot be read: " + err.Error()}
 	}
+	if request.MoveNanos != 0 {
+		request.UnixNanos = time.Now().UnixNano() + request.MoveNanos
+	}
 	if err := setClock(request.UnixNanos); err != nil {
 		return nil, fmt.Errorf("the clock cannot be set: %w", err)
 	}

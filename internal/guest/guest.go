@@ -161,9 +161,10 @@ type ExitStatus struct {
 	TimedOut bool   `json:"timedOut,omitempty"` // the time-out ended it and its whole tree
 }
 
-// ClockRequest sets the guest's clock; zero only reads it.
+// ClockRequest sets the guest's clock, or moves it; zeroes only read it.
 type ClockRequest struct {
 	UnixNanos int64 `json:"unixNanos,omitempty"`
+	MoveNanos int64 `json:"moveNanos,omitempty"` // by how much, forwards
 }
 
 // ClockResponse is the guest's clock.

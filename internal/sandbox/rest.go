@@ -108,7 +108,32 @@ func (m *Manager) resume(ctx context.Context, b *box) ([]string, error) {
 		return nil, err
 	}
 	m.step(b, "resume/resumed")
-	return m.refresh(ctx, b), nil
+	return m.tellTime(ctx, b), nil
+}
+
+// tellTime gives a guest that went on in its place the time; the rest of its set-up, of
+// which hardly anything can have changed, follows when it may.
+func (m *Manager) tellTime(ctx context.Context, b *box) (notes []string) {
+	b.mu.Lock()
+	session := b.session
+	b.mu.Unlock()
+	if session == nil {
+		return m.refresh(ctx, b)
+	}
+	short, cancel := context.WithTimeout(ctx, answerDeadline)
+	defer cancel()
+	if err := setClock(short, session); err != nil {
+		return m.refresh(ctx, b)
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), answerDeadline)
+		defer cancel()
+		// One that stands still again by then is set up when it goes on the next time.
+		if _, err := m.setUp(ctx, b, session); err != nil {
+			m.log.Info("a resumed guest was not set up again", "sandbox", b.name, "error", err)
+		}
+	}()
+	return nil
 }
 
 // Sleep saves a sandbox and keeps its machine, standing: waking is instant, and a
