@@ -169,6 +169,9 @@ func (t *terminal) leave() {
 	defer t.mu.Unlock()
 	if t.screen != nil {
 		_, rows := t.size()
+		if t.hold {
+			t.put(fmt.Appendf(nil, "\x1b[0m\x1b[%d;1H\x1b[2K", rows)) // our line
+		}
 		t.put(farewell(rows, t.title != "", true))
 	}
 	if t.before != nil {

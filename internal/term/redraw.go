@@ -12,8 +12,9 @@ import (
 // style, no mouse, paste, focus or keyboard modes. The screen's text stays.
 const Restore = "\x1b[?1049l" + restoreModes
 
+// restoreModes is many short sequences: some terminals (tmux) take no long ones.
 const restoreModes = "\x1b[!p\x1b[r\x1b[?6l" + plainly + "\x1b[4l\x1b[20l\x1b>\x1b[<99u\x1b[>4m\x1b[0 q" +
-	"\x1b[?9;1000;1002;1003;1004;1005;1006;1015;1016;1;5;12;45;2004;2026;2031;2048l\x1b[?7;25h"
+	"\x1b[?9;1000;1002;1003;1004;1005;1006l\x1b[?1015;1016;1;5;12;45;2004l\x1b[?2026;2031;2048l\x1b[?7;25h"
 
 // plainly ends a style, a link and the use of other characters.
 const plainly = "\x1b[m\x1b]8;;\x1b\\\x1b(B\x1b)B\x1b*B\x1b+B\x0f"
