@@ -39,7 +39,7 @@ test: deps build $(LAB) ## run every test, those on real machines included
 	@test -z "$$(gofmt -l .)" || { echo "not formatted:"; gofmt -l .; exit 1; }
 	go vet ./...
 	DOZ_LAB_TAR=$(CURDIR)/$(LAB) DOZ_PARTS=$(CURDIR)/libexec/doz go test -timeout 14m ./...
-	go test -race -timeout 10m ./internal/parts/ ./internal/guest/ ./internal/sandbox/ ./internal/host/ ./internal/image/ ./internal/wire/ ./internal/client/
+	go test -race -timeout 10m ./cmd/deckhold/ ./internal/parts/ ./internal/guest/ ./internal/sandbox/ ./internal/host/ ./internal/image/ ./internal/wire/ ./internal/client/
 
 lint: ## run the linters
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }

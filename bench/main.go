@@ -55,7 +55,7 @@ func run() error {
 	defer os.RemoveAll(dir)
 	b := &bench{program: filepath.Join(partsDir, "doz"), store: filepath.Join(dir, "store")}
 	defer b.doz("host", "stop")
-	for _, step := range []func(string) error{b.imports, b.boots, b.execs, b.bytes, b.many, b.sizes, b.rests, b.copies, b.shapes} {
+	for _, step := range []func(string) error{b.imports, b.boots, b.execs, b.bytes, b.sessions, b.many, b.sizes, b.rests, b.copies, b.shapes} {
 		if err := step(lab); err != nil {
 			return err
 		}

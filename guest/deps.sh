@@ -12,9 +12,9 @@ qemu="qemu-system-x86"
 
 # mmdebstrap and the keyring make the lab image. The rest is the tests': gcc for the
 # race detector, e2fsprogs to look into disks that machines wrote, python3 for the
-# protocol's example client.
+# protocol's example client, tmux for terminals to look at sessions in.
 wanted=()
-for package in mmdebstrap debian-archive-keyring gcc libc6-dev e2fsprogs python3-minimal; do
+for package in mmdebstrap debian-archive-keyring gcc libc6-dev e2fsprogs python3-minimal tmux; do
 	installed "$package" || wanted+=("$package")
 done
 # Without root, mmdebstrap works in a user namespace.
