@@ -29,7 +29,6 @@ type viewing struct {
 	a       *app
 	sandbox string
 	session string
-	noWake  bool
 	at      *terminal
 	keys    keys
 	one     bool // the key leaves at once: no menu
