@@ -78,6 +78,9 @@ func (m *Manager) forkNames(req api.ForkRequest) ([]string, error) {
 
 // fork makes the copies, hibernated.
 func (m *Manager) fork(ctx context.Context, b *box, names []string, durable bool) (copies []api.Sandbox, notes []string, err error) {
+	if err := m.room(blocks(b.dir.Memory())*int64(len(names)) + saveRoom); err != nil {
+		return nil, nil, err
+	}
 	dir := store.Point(filepath.Join(m.store.SandboxesDir(), newPrefix+"fork-"+randomHex(4)))
 	if err := os.Mkdir(dir.Dir(), 0o700); err != nil {
 		return nil, nil, err
@@ -92,11 +95,21 @@ func (m *Manager) fork(ctx context.Context, b *box, names []string, durable bool
 		return nil, notes, err
 	}
 	m.step(b, "fork/captured")
-	for _, name := range names {
-		r := b.get().copyAs(name)
-		v, err := m.make(r, func(tmp store.Sandbox, r *record) error { return m.fill(ctx, tmp, r, b.dir, dir, taken, durable) })
+	for i, name := range names {
+		place := store.Clone
+		if i == len(names)-1 {
+			place = func(dst, src string) error { return os.Rename(src, dst) }
+		}
+		v, err := m.make(b.get().copyAs(name), func(tmp store.Sandbox, r *record) error {
+			return m.fill(ctx, tmp, r, b.dir, dir, taken, place, durable)
+		})
 		if err != nil {
-			return copies, notes, err
+			for _, made := range copies { // all of them or none
+				if err := m.Remove(ctx, made.Name); err != nil {
+					m.log.Warn("a copy of a fork that failed stays", "sandbox", made.Name, "error", err)
+				}
+			}
+			return nil, notes, err
 		}
 		copies = append(copies, v)
 	}
@@ -137,15 +150,15 @@ func (m *Manager) capture(ctx context.Context, b *box, dir store.Point) (capture
 }
 
 // fill makes the folder of a sandbox that carries on as what was captured did: from is
-// the folder of its disks, dir that of state and memory.
-func (m *Manager) fill(ctx context.Context, tmp store.Sandbox, r *record, from store.Sandbox, dir store.Point, c captured, durable bool) error {
+// the folder of its disks, dir that of state and memory, which place puts there.
+func (m *Manager) fill(ctx context.Context, tmp store.Sandbox, r *record, from store.Sandbox, dir store.Point, c captured, place func(dst, src string) error, durable bool) error {
 	r.Phase, r.Tools, r.Token = api.Hibernated, c.Tools, c.Token
 	if err := m.putOver(ctx, tmp, from, r, c.Disks); err != nil {
 		return err
 	}
 	r.Snapshot = c.Snapshot.over(tmp.File(r.Disks[0]))
 	for to, from := range map[string]string{tmp.State(): dir.State(), tmp.Memory(): dir.Memory()} {
-		if err := store.Clone(to, from); err != nil {
+		if err := place(to, from); err != nil {
 			return err
 		}
 		if durable {

@@ -94,6 +94,13 @@ func (m *Manager) takePoint(ctx context.Context, b *box, req api.PointTakeReques
 	if req.Memory && !live(phase) && phase != api.Hibernated {
 		return p, nil, &api.Error{Kind: api.KindPhase, Message: fmt.Sprintf("cannot keep the memory of sandbox %q: it is %s and has none", b.name, phase), Hint: "leave --memory out, to keep its disk"}
 	}
+	need := int64(saveRoom)
+	if req.Memory {
+		need += blocks(b.dir.Memory())
+	}
+	if err := m.room(need); err != nil {
+		return p, nil, err
+	}
 	r := b.get()
 	p = point{
 		Schema: pointSchema, ID: pointPrefix + randomHex(4), Name: req.Point, Note: req.Note, Created: time.Now(),
@@ -340,7 +347,7 @@ func (m *Manager) ForkPoint(ctx context.Context, req api.PointForkRequest) (api.
 		r.Image, r.ImageKey, r.DiskGiB, r.Check = p.Image, p.ImageKey, p.DiskGiB, p.Check
 		v, err = m.make(r, func(tmp store.Sandbox, r *record) error {
 			if p.Snapshot != nil {
-				return m.fill(ctx, tmp, r, b.dir, b.dir.Point(p.ID), p.captured, true)
+				return m.fill(ctx, tmp, r, b.dir, b.dir.Point(p.ID), p.captured, store.Clone, true)
 			}
 			return m.putOver(ctx, tmp, b.dir, r, p.Disks)
 		})

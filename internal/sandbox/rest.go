@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"dozable.com/doz/internal/api"
@@ -60,10 +61,13 @@ func millis(since time.Time) float64 { return float64(time.Since(since).Microsec
 // cannot is err as what became of op, unless it says so itself.
 func cannot(op, name string, err error) error {
 	var known *api.Error
-	if errors.As(err, &known) {
-		return known
+	switch {
+	case !errors.As(err, &known):
+		return &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot %s sandbox %q: %v", op, name, err)}
+	case known.Kind == api.KindFailed && !strings.HasPrefix(known.Message, "cannot "):
+		return &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot %s sandbox %q: %s", op, name, known.Message), Hint: known.Hint}
 	}
-	return &api.Error{Kind: api.KindFailed, Message: fmt.Sprintf("cannot %s sandbox %q: %v", op, name, err)}
+	return known
 }
 
 // Pause stops a running sandbox where it is.
@@ -192,8 +196,8 @@ func (m *Manager) syncGuest(ctx context.Context, b *box) (notes []string) {
 // save takes a running or paused sandbox to phase, with a seal. When it fails the
 // sandbox is as it was.
 func (m *Manager) save(ctx context.Context, b *box, op string, phase api.Phase) error {
-	if free, err := m.store.FreeBytes(); err == nil && free < saveRoom {
-		return fmt.Errorf("the store's disk has %d MiB free, and %d MiB are needed", free>>20, saveRoom>>20)
+	if err := m.room(saveRoom); err != nil {
+		return err
 	}
 	machine, err := b.held()
 	if err != nil {
@@ -222,6 +226,19 @@ func (m *Manager) save(ctx context.Context, b *box, op string, phase api.Phase) 
 		m.step(b, "sleep/recorded")
 	}
 	return nil
+}
+
+// room refuses what needs more of the store's disk than is free.
+func (m *Manager) room(need int64) error {
+	free, err := m.store.FreeBytes()
+	if err == nil && free < need {
+		return &api.Error{
+			Kind:    api.KindFailed,
+			Message: fmt.Sprintf("the store's disk has %d MiB free, and %d MiB are needed", free>>20, need>>20),
+			Hint:    "make room on it: doz rm, doz point rm, or doz image rm give some back",
+		}
+	}
+	return err
 }
 
 // seal saves a machine that stands, its state to a new file, and says what was saved.

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -70,8 +69,8 @@ func (s shape) key() string {
 // fromTemplate loads a copy of the template of a machine's shape, which is made first
 // when there is none. The machine stands; nothing of it is left when this fails.
 func (m *Manager) fromTemplate(ctx context.Context, b *box, config vm.Config, log *bootLog, progress func(api.Progress)) (machine vm.Machine, err error) {
-	if free, err := m.store.FreeBytes(); err != nil || free < templateRoom {
-		return nil, errors.Join(err, fmt.Errorf("the store's disk has %d MiB free", free>>20))
+	if err := m.room(templateRoom); err != nil {
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
