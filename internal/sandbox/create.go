@@ -185,13 +185,14 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// sweep removes what cut-off creates and removals left, of sandboxes and of the restore
-// points of each.
+// sweep removes what cut-off creates, writes and removals left, of sandboxes and of the
+// restore points of each.
 func (m *Manager) sweep() {
 	m.sweepTemplates(maxTemplates)
 	m.sweepFolder(m.store.SandboxesDir())
 	for _, b := range m.boxes {
 		if b.record.Phase != api.Damaged {
+			m.sweepFolder(b.dir.Dir())
 			m.sweepFolder(b.dir.PointsDir())
 			m.sweepDisks(b)
 		}
@@ -201,7 +202,7 @@ func (m *Manager) sweep() {
 func (m *Manager) sweepFolder(dir string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), newPrefix) || strings.HasPrefix(e.Name(), trashPrefix) {
+		if strings.HasPrefix(e.Name(), newPrefix) || strings.HasPrefix(e.Name(), trashPrefix) || strings.HasPrefix(e.Name(), store.TempPrefix) {
 			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
 				m.log.Warn("cannot remove a leftover", "folder", e.Name(), "error", err)
 			}

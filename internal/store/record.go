@@ -30,10 +30,13 @@ func WriteRecord(path string, v any) error {
 	return WriteFile(path, append(data, '\n'), 0o600)
 }
 
+// TempPrefix begins the name of a file that is being written.
+const TempPrefix = ".tmp-"
+
 // WriteFile is WriteRecord for bytes.
 func WriteFile(path string, data []byte, mode fs.FileMode) (err error) {
 	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, ".tmp-*")
+	f, err := os.CreateTemp(dir, TempPrefix+"*")
 	if err != nil {
 		return fmt.Errorf("cannot write %s: %w", filepath.Base(path), plain(err))
 	}
