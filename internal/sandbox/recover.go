@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"time"
 
@@ -110,6 +111,7 @@ func (m *Manager) takeOver(ctx context.Context, b *box, machine vm.Machine) {
 		m.log.Warn("an adopted guest does not answer", "sandbox", b.name, "error", err)
 		return
 	}
+	os.Remove(b.dir.State()) // of a wake that was cut off
 	if err := m.update(b, func(r *record) { r.Phase, r.Died, r.Problem = api.Running, false, "" }); err != nil {
 		m.log.Error("cannot record an adoption", "sandbox", b.name, "error", err)
 	}

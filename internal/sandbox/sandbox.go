@@ -92,6 +92,7 @@ var transitions = map[string][]api.Phase{
 	"point":     anyPhase,
 	"shutdown":  {api.Booting, api.Running, api.Paused, api.Asleep, api.Hibernated, api.Failed},
 	"reset":     anyPhase,
+	"tidy":      {api.Off, api.Failed, api.Hibernated},
 	"rm":        append([]api.Phase{api.Damaged}, anyPhase...),
 }
 

@@ -197,10 +197,6 @@ func (m *Manager) ended(b *box, machine vm.Machine, exit vm.Exit) {
 	if phase == api.Booting {
 		return // boot fails by itself and says why
 	}
-	// Cleaned before it counts as off: from then on somebody may start it.
-	if err := b.clean(); err != nil {
-		m.log.Warn("cannot clean up after a machine", "sandbox", b.name, "error", err)
-	}
 	err := m.update(b, func(r *record) {
 		if r.Snapshot != nil { // it slept: all of it is saved
 			r.Phase = api.Hibernated
@@ -213,6 +209,20 @@ func (m *Manager) ended(b *box, machine vm.Machine, exit vm.Exit) {
 	})
 	if err != nil {
 		m.log.Error("cannot record a machine's end", "sandbox", b.name, "error", err)
+	}
+	m.tidy(b)
+}
+
+// tidy removes what an ended machine has left, unless somebody is at the sandbox
+// already: whoever starts one tidies first.
+func (m *Manager) tidy(b *box) {
+	end, err := m.begin(context.Background(), b, "tidy", false)
+	if err != nil {
+		return
+	}
+	defer end()
+	if err := b.clean(); err != nil {
+		m.log.Warn("cannot clean up after a machine", "sandbox", b.name, "error", err)
 	}
 }
 
