@@ -49,6 +49,9 @@ func (a *app) runAttach(ctx context.Context, r api.AttachRequest, detachKey stri
 			if err == nil || !noWake || api.AsError(err).Kind != api.KindPhase {
 				return shown, result, err
 			}
+			if err := v.begin(); err != nil {
+				return nil, result, err
+			}
 			if end := v.wait(ctx, nil); end != nil && end.left {
 				return nil, result, context.Canceled
 			} else if end != nil {

@@ -20,6 +20,7 @@ type terminal struct {
 	screen *os.File // nil: output is no terminal
 	out    io.Writer
 	before *xterm.State
+	taken  bool
 
 	mu     sync.Mutex // held for each whole write
 	filter term.Filter
@@ -33,14 +34,14 @@ type terminal struct {
 // heldMost is how much may arrive between a hold and its taking effect.
 const heldMost = 8 << 20
 
-// enter takes the terminal over.
-func (a *app) enter() (*terminal, error) {
+// terminal is the one this process has, not taken over yet.
+func (a *app) terminal() *terminal {
 	t := &terminal{out: a.out}
 	if f, ok := a.in.(*os.File); ok && xterm.IsTerminal(int(f.Fd())) {
 		t.in = f
 	}
 	t.screen = a.screen()
-	return t, t.raw()
+	return t
 }
 
 // screen is the terminal that output goes to; nil when it goes elsewhere.
@@ -53,8 +54,9 @@ func (a *app) screen() *os.File {
 	return nil
 }
 
-// raw has every key reach the session.
+// raw takes the terminal over: every key reaches the session.
 func (t *terminal) raw() error {
+	t.taken = true
 	if t.in == nil {
 		return nil
 	}
@@ -161,6 +163,9 @@ func (t *terminal) afresh() {
 
 // leave gives the terminal back. It may be called more than once.
 func (t *terminal) leave() {
+	if !t.taken {
+		return
+	}
 	// Not waiting for one whose output stands still.
 	if t.before != nil {
 		xterm.Restore(int(t.in.Fd()), t.before)

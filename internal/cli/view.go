@@ -71,31 +71,30 @@ func (v *viewing) detachKey(s string) error {
 
 // run shows what join opens, and what comes after, and gives the exit code.
 func (v *viewing) run(ctx context.Context, join func(context.Context, *client.Client, int, int) (*client.Viewer, api.AttachResult, error)) error {
-	// Not interruptible once the terminal is ours; until then it is.
+	// Until the terminal is ours, Ctrl-C ends the command.
 	steps := v.a.steps("start " + v.sandbox)
 	defer steps.end()
 	c, err := v.a.connect(ctx, steps.show)
 	if err != nil {
 		return err
 	}
-	if v.at, err = v.a.enter(); err != nil {
-		return err
-	}
+	v.at = v.a.terminal()
 	defer v.at.leave()
 	v.one = v.one || v.at.in == nil
-	v.signals = make(chan os.Signal, 8)
-	signal.Notify(v.signals, syscall.SIGWINCH, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGCONT)
-	defer signal.Stop(v.signals)
-	v.typed = make(chan []byte)
-	go v.read()
-
 	cols, rows := v.at.size()
 	shown, result, err := join(ctx, c, cols, rows)
+	if err != nil {
+		return err
+	}
+	steps.end()
+	if err := v.begin(); err != nil {
+		shown.Close()
+		return err
+	}
 	for {
 		if err != nil {
 			return err
 		}
-		steps.end()
 		if len(result.Notes) > 0 {
 			v.at.show([]byte("doz: note: " + strings.Join(result.Notes, "\r\ndoz: note: ") + "\r\n"))
 		}
@@ -127,6 +126,21 @@ func (v *viewing) run(ctx context.Context, join func(context.Context, *client.Cl
 		again.Cols, again.Rows = v.at.size()
 		shown, result, err = v.rejoin(ctx, again)
 	}
+}
+
+// begin takes the terminal over, and what is typed, and the signals.
+func (v *viewing) begin() error {
+	if v.typed != nil {
+		return nil
+	}
+	if err := v.at.raw(); err != nil {
+		return err
+	}
+	v.signals = make(chan os.Signal, 8)
+	signal.Notify(v.signals, syscall.SIGWINCH, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGCONT)
+	v.typed = make(chan []byte)
+	go v.read()
+	return nil
 }
 
 // rejoin looks at a session again, through another host if need be.
