@@ -99,9 +99,9 @@ func (v *viewing) run(ctx context.Context, join func(context.Context, *client.Cl
 			v.at.show([]byte("doz: note: " + strings.Join(result.Notes, "\r\ndoz: note: ") + "\r\n"))
 		}
 		v.session, v.shown = result.Session.Session, shown
+		v.at.afresh()
 		end := v.look()
 		shown.Close()
-		v.at.afresh()
 		again := api.AttachRequest{Name: v.sandbox, Session: v.session, NoHistory: true, NoOpen: true, NoStart: true, NoWake: true}
 		switch {
 		case end.exit != nil:
