@@ -46,6 +46,9 @@ func (m *Manager) Create(ctx context.Context, req api.CreateRequest) (api.Sandbo
 // make makes a sandbox of a record: fill puts its disks, and what else it begins with,
 // into its folder, and may add to the record.
 func (m *Manager) make(r record, fill func(tmp store.Sandbox, r *record) error) (api.Sandbox, error) {
+	if err := m.room(saveRoom); err != nil {
+		return api.Sandbox{}, cannot("create", r.Name, err)
+	}
 	// The box holds the name from here on, so that of two creates one wins.
 	b := &box{name: r.Name, dir: m.store.Sandbox(r.Name), record: r, op: &operation{name: "create", done: make(chan struct{})}}
 	m.mu.Lock()

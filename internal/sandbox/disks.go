@@ -21,10 +21,10 @@ const maxDisks = 100
 // cover puts an empty disk over a sandbox's root disk and gives the files that do not
 // change from then on, uppermost first. Its machine, if it has one, stands still.
 func (m *Manager) cover(ctx context.Context, b *box) (under []string, err error) {
-	r := b.get()
-	if len(r.Disks) >= maxDisks {
-		return nil, fmt.Errorf("its disk has been copied or kept %d times, which is the most; doz reset begins a new one", maxDisks)
+	if err := b.coverable(); err != nil {
+		return nil, err
 	}
+	r := b.get()
 	name := store.LaterDisk(randomHex(4))
 	if err := m.engine.CreateDisk(ctx, b.dir.File(name), r.diskBytes()); err != nil {
 		return nil, err
@@ -52,6 +52,14 @@ func (m *Manager) cover(ctx context.Context, b *box) (under []string, err error)
 		m.step(b, "cover/switched")
 	}
 	return r.Disks, nil
+}
+
+// coverable refuses what would make the pile of disks too high.
+func (b *box) coverable() error {
+	if len(b.get().Disks) >= maxDisks {
+		return fmt.Errorf("its disk has been copied or kept %d times, which is the most; doz reset begins a new one", maxDisks)
+	}
+	return nil
 }
 
 // over is the seal of the same machine once the disk at path is its uppermost.
@@ -130,7 +138,7 @@ func (m *Manager) KeepDisk(ctx context.Context, name, pointText string, use func
 func (m *Manager) standStill(ctx context.Context, b *box, flush bool, do func() error) (notes []string, err error) {
 	switch b.phase() {
 	case api.Running:
-		machine, err := b.held()
+		machine, err := m.held(ctx, b)
 		if err != nil {
 			return nil, err
 		}
@@ -141,7 +149,7 @@ func (m *Manager) standStill(ctx context.Context, b *box, flush bool, do func() 
 			return notes, err
 		}
 		err = do()
-		return notes, errors.Join(err, machine.Resume(ctx))
+		return notes, first(err, machine.Resume(ctx))
 	case api.Asleep:
 		// Its machine has let go of its disks. All of it is saved, so it need not stay.
 		if _, err := m.hibernate(ctx, b); err != nil {

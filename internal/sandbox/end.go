@@ -98,6 +98,7 @@ func (m *Manager) Reset(ctx context.Context, name string) (api.Transition, error
 			}
 		}
 		m.step(b, "reset/off")
+		defer m.sweepDisks(b) // of the old, or of a new one made in vain
 		files, err := m.fromBase(ctx, b.dir, base, store.LaterDisk(randomHex(4)), r.diskBytes())
 		if err != nil {
 			return nil, err
@@ -110,7 +111,6 @@ func (m *Manager) Reset(ctx context.Context, name string) (api.Transition, error
 			return nil, err
 		}
 		m.step(b, "reset/recorded")
-		m.sweepDisks(b)
 		return nil, nil
 	})
 }

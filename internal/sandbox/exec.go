@@ -104,7 +104,7 @@ func (m *Manager) Watch(ctx context.Context) {
 		}
 		m.mu.Lock()
 		for _, b := range m.boxes {
-			if b.phase() == api.Running {
+			if b.watched() {
 				go m.ask(ctx, b)
 			}
 		}
@@ -112,10 +112,17 @@ func (m *Manager) Watch(ctx context.Context) {
 	}
 }
 
+// watched says whether the sandbox is to be asked: it runs, or its machine was left.
+func (b *box) watched() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.left || b.record.Phase == api.Running
+}
+
 func (m *Manager) ask(ctx context.Context, b *box) {
 	ctx, cancel := context.WithTimeout(ctx, watchInterval)
 	defer cancel()
-	if m.takeBack(ctx, b) != nil {
+	if m.takeBack(ctx, b) != nil || b.phase() != api.Running {
 		return
 	}
 	session, err := m.talk(ctx, b)

@@ -136,7 +136,7 @@ func (m *Manager) capture(ctx context.Context, b *box, dir store.Point) (capture
 		return c, err
 	}
 	if c.Snapshot = b.get().Snapshot; c.Snapshot == nil {
-		machine, err := b.held()
+		machine, err := m.held(ctx, b)
 		if err != nil {
 			return c, err
 		}

@@ -164,7 +164,7 @@ func (m *Manager) get(name string) (*box, error) {
 // begin makes the caller the owner of the sandbox's next transition, when op may be
 // asked for now. While another transition runs it fails with KindPhase, except that
 // a join of the same kind (start, wake and resume are one) waits for it and looks
-// again.
+// again; to tidy joins anything.
 func (m *Manager) begin(ctx context.Context, b *box, op string, join bool) (end func(), err error) {
 	for {
 		b.mu.Lock()
@@ -186,7 +186,7 @@ func (m *Manager) begin(ctx context.Context, b *box, op string, join bool) (end 
 			}, nil
 		}
 		b.mu.Unlock()
-		joins := join && (running.name == op || rises(op) && rises(running.name))
+		joins := join && (running.name == op || op == "tidy" || rises(op) && rises(running.name))
 		if !joins && running.name != "tidy" { // that one is ours, and short
 			return nil, &api.Error{Kind: api.KindPhase, Message: fmt.Sprintf("cannot %s sandbox %q: another command is at it (%s)", op, b.name, running.name), Hint: "try again when that is done"}
 		}

@@ -124,7 +124,7 @@ func (m *Manager) takePoint(ctx context.Context, b *box, req api.PointTakeReques
 	}
 	m.step(b, "point/kept")
 	if req.Memory {
-		if err := errors.Join(store.SyncFile(tmp.State()), store.SyncFile(tmp.Memory())); err != nil {
+		if err := first(store.SyncFile(tmp.State()), store.SyncFile(tmp.Memory())); err != nil {
 			return p, notes, err
 		}
 	}
@@ -247,6 +247,9 @@ func (m *Manager) Revert(ctx context.Context, req api.PointRequest) (api.PointRe
 			return cannot("revert", b.name, err)
 		}
 		began := time.Now()
+		if err := m.revertible(b, p); err != nil {
+			return cannot("revert", b.name, err)
+		}
 		if phase := b.phase(); live(phase) || phase == api.Hibernated {
 			if err := m.shutdown(ctx, b); err != nil {
 				return cannot("revert", b.name, err)
@@ -260,7 +263,6 @@ func (m *Manager) Revert(ctx context.Context, req api.PointRequest) (api.PointRe
 		if err != nil {
 			return cannot("revert", b.name, err)
 		}
-		m.sweepDisks(b)
 		result = api.PointResult{Sandbox: b.view(), Point: before.view(b.dir), Notes: notes, Millis: millis(began)}
 		return nil
 	})
@@ -281,8 +283,47 @@ func (m *Manager) unusedName(b *box, name string) string {
 	}
 }
 
-// revert makes a sandbox that is off what the point is.
-func (m *Manager) revert(ctx context.Context, b *box, p point) error {
+// revertible refuses, while nothing is lost yet, a revert that cannot succeed.
+func (m *Manager) revertible(b *box, p point) error {
+	if err := b.coverable(); err != nil {
+		return err
+	}
+	dir := b.dir.Point(p.ID)
+	if err := m.room(blocks(dir.Memory()) + blocks(dir.State()) + saveRoom); err != nil {
+		return err
+	}
+	return p.whole(b.dir)
+}
+
+// whole refuses a point that is not what was kept.
+func (p point) whole(of store.Sandbox) error {
+	for _, file := range p.Disks {
+		if _, err := os.Stat(of.File(file)); err != nil {
+			return fmt.Errorf("the disk of restore point %s cannot be read: %w", p.ID, errors.Unwrap(err))
+		}
+	}
+	if p.Snapshot == nil {
+		return nil
+	}
+	dir := of.Point(p.ID)
+	err := hasSum(dir.State(), "state", p.Snapshot.StateSum)
+	if err == nil {
+		err = hasSum(dir.Memory(), "memory", p.Snapshot.MemorySum)
+	}
+	if err != nil {
+		return fmt.Errorf("restore point %s is damaged: %w", p.ID, err)
+	}
+	return nil
+}
+
+// revert makes a sandbox that is off what the point is. What it made in vain is removed.
+func (m *Manager) revert(ctx context.Context, b *box, p point) (err error) {
+	defer func() {
+		if err != nil {
+			b.clean()
+		}
+		m.sweepDisks(b)
+	}()
 	name := store.LaterDisk(randomHex(4))
 	if err := m.engine.CreateDisk(ctx, b.dir.File(name), int64(p.DiskGiB)<<30); err != nil {
 		return err
@@ -293,13 +334,13 @@ func (m *Manager) revert(ctx context.Context, b *box, p point) error {
 		dir := b.dir.Point(p.ID)
 		for to, from := range map[string]string{b.dir.State(): dir.State(), b.dir.Memory(): dir.Memory()} {
 			os.Remove(to)
-			if err := errors.Join(store.Clone(to, from), store.SyncFile(to)); err != nil {
+			if err := first(store.Clone(to, from), store.SyncFile(to)); err != nil {
 				return err
 			}
 		}
 	}
 	m.step(b, "revert/made")
-	err := m.update(b, func(r *record) {
+	err = m.update(b, func(r *record) {
 		r.Disks = append([]string{name}, p.Disks...)
 		r.Image, r.ImageKey, r.DiskGiB, r.Check, r.Problem, r.Died = p.Image, p.ImageKey, p.DiskGiB, p.Check, "", false
 		if r.Snapshot = seal; seal != nil {
@@ -345,9 +386,17 @@ func (m *Manager) ForkPoint(ctx context.Context, req api.PointForkRequest) (api.
 		}
 		r := b.get().copyAs(req.New)
 		r.Image, r.ImageKey, r.DiskGiB, r.Check = p.Image, p.ImageKey, p.DiskGiB, p.Check
+		dir := b.dir.Point(p.ID)
+		err = m.room(blocks(dir.Memory()) + blocks(dir.State()) + saveRoom)
+		if err == nil {
+			err = p.whole(b.dir)
+		}
+		if err != nil {
+			return cannot("fork a restore point of", b.name, err)
+		}
 		v, err = m.make(r, func(tmp store.Sandbox, r *record) error {
 			if p.Snapshot != nil {
-				return m.fill(ctx, tmp, r, b.dir, b.dir.Point(p.ID), p.captured, store.Clone, true)
+				return m.fill(ctx, tmp, r, b.dir, dir, p.captured, store.Clone, true)
 			}
 			return m.putOver(ctx, tmp, b.dir, r, p.Disks)
 		})

@@ -44,12 +44,6 @@ func (m *Manager) recoverOne(ctx context.Context, b *box) {
 	}
 	machine, err := m.adopt(ctx, b)
 	switch {
-	case errors.Is(err, vm.ErrNoMachine) && b.record.Snapshot != nil:
-		// It slept, and what it slept as is all there.
-		if err := m.update(b, func(r *record) { r.Phase = api.Hibernated }); err != nil {
-			m.log.Error("cannot record a sleeper whose machine is gone", "sandbox", b.name, "error", err)
-		}
-		return
 	case errors.Is(err, vm.ErrUnresponsive) && b.record.Phase != api.Booting:
 		// It holds what runs in it; only the user may give that up.
 		b.left = true
@@ -62,13 +56,31 @@ func (m *Manager) recoverOne(ctx context.Context, b *box) {
 	m.takeOver(ctx, b, machine)
 }
 
-// takeBack takes over the machine of a running sandbox that would not be taken over
-// when the host began, if there is one.
+// takeBack takes over the machine of a sandbox that would not be taken over when the
+// host began, if there is one and no transition is under way.
 func (m *Manager) takeBack(ctx context.Context, b *box) error {
 	b.taking.Lock()
 	defer b.taking.Unlock()
 	b.mu.Lock()
-	left := b.left && b.op == nil && b.record.Phase == api.Running
+	busy := b.op != nil
+	b.mu.Unlock()
+	if busy {
+		return nil // the transition takes it over itself, where it needs it
+	}
+	return m.takeLeft(ctx, b)
+}
+
+// reclaim is takeBack for the owner of a transition.
+func (m *Manager) reclaim(ctx context.Context, b *box) error {
+	b.taking.Lock()
+	defer b.taking.Unlock()
+	return m.takeLeft(ctx, b)
+}
+
+// takeLeft takes over a machine that was left alone. The caller holds b.taking.
+func (m *Manager) takeLeft(ctx context.Context, b *box) error {
+	b.mu.Lock()
+	left := b.left && live(b.record.Phase)
 	b.mu.Unlock()
 	if !left {
 		return nil
@@ -137,12 +149,16 @@ func (m *Manager) adopt(ctx context.Context, b *box) (vm.Machine, error) {
 	return m.engine.Adopt(ctx, config)
 }
 
-// lost marks a sandbox whose machine is gone.
+// lost marks a sandbox whose machine is gone: one that slept is all saved, another died.
 func (m *Manager) lost(b *box, why error) {
 	if err := m.kill(b); err != nil {
 		m.log.Warn("cannot end a machine", "sandbox", b.name, "error", err)
 	}
 	err := m.update(b, func(r *record) {
+		if r.Snapshot != nil {
+			r.Phase = api.Hibernated
+			return
+		}
 		r.Phase, r.Died = api.Off, true
 		r.Problem = "its machine ended while no host was there"
 		if !errors.Is(why, vm.ErrNoMachine) {

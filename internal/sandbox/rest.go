@@ -70,10 +70,20 @@ func cannot(op, name string, err error) error {
 	return known
 }
 
+// first is the first of errs that is one: what follows from it says nothing more.
+func first(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Pause stops a running sandbox where it is.
 func (m *Manager) Pause(ctx context.Context, name string) (api.Transition, error) {
 	return m.transition(ctx, name, "pause", func(ctx context.Context, b *box) ([]string, error) {
-		machine, err := b.held()
+		machine, err := m.held(ctx, b)
 		if err != nil {
 			return nil, err
 		}
@@ -99,7 +109,7 @@ func (m *Manager) Resume(ctx context.Context, name string) (api.Transition, erro
 // resume lets the machine of a paused or sleeping sandbox go on. Its seal, if it has
 // one, is discarded first.
 func (m *Manager) resume(ctx context.Context, b *box) ([]string, error) {
-	machine, err := b.held()
+	machine, err := m.held(ctx, b)
 	if err != nil {
 		return nil, err
 	}
@@ -199,7 +209,7 @@ func (m *Manager) save(ctx context.Context, b *box, op string, phase api.Phase) 
 	if err := m.room(saveRoom); err != nil {
 		return err
 	}
-	machine, err := b.held()
+	machine, err := m.held(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -256,7 +266,7 @@ func (m *Manager) seal(ctx context.Context, b *box, machine vm.Machine, state st
 		summed <- err
 	}()
 	err = machine.Save(ctx, state)
-	if err := errors.Join(err, <-summed); err != nil {
+	if err := first(err, <-summed); err != nil {
 		return nil, err
 	}
 	if s.StateSum, err = store.Sum(state); err != nil {
@@ -270,7 +280,15 @@ func (m *Manager) seal(ctx context.Context, b *box, machine vm.Machine, state st
 	return s, nil
 }
 
-// held is the machine of a live sandbox.
+// held is the machine of a live sandbox, whose transition the caller owns. One that was
+// left alone is taken over now, if it answers.
+func (m *Manager) held(ctx context.Context, b *box) (vm.Machine, error) {
+	if err := m.reclaim(ctx, b); err != nil {
+		return nil, err
+	}
+	return b.held()
+}
+
 func (b *box) held() (vm.Machine, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -6,7 +6,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"syscall"
 	"time"
 
 	"dozable.com/doz/internal/api"
@@ -16,10 +18,15 @@ import (
 
 const (
 	consoleLimit = 1 << 20 // bytes kept of one boot's console
+	// bootRoom has to be free on the store's disk for a boot: half of it is what the
+	// memory of a system that has just booted takes.
+	bootRoom = 128 << 20
 
 	// How long a machine may take to answer after its start. Emulated, the slowest
 	// boot seen (64 CPUs, 8 GiB) takes a tenth of it.
 	bootDeadline = 120 * time.Second
+	// How long after its sockets a machine's process may be seen to end.
+	endDeadline = time.Second
 	// How long a running guest may take to answer a short question.
 	answerDeadline = 10 * time.Second
 )
@@ -36,6 +43,9 @@ func (m *Manager) boot(ctx context.Context, b *box, progress func(api.Progress))
 	config, files, err := m.config(b, m.parts.Boot)
 	if err != nil {
 		return nil, err
+	}
+	if err := m.room(bootRoom); err != nil {
+		return nil, cannot("start", b.name, err)
 	}
 	// A power cut's leftovers: memory that no machine has is worth nothing.
 	err = b.clean()
@@ -213,17 +223,23 @@ func (m *Manager) ended(b *box, machine vm.Machine, exit vm.Exit) {
 	m.tidy(b)
 }
 
-// tidy removes what an ended machine has left, unless somebody is at the sandbox
-// already: whoever starts one tidies first.
+// tidy removes what an ended machine has left, once nobody is at the sandbox any more.
 func (m *Manager) tidy(b *box) {
-	end, err := m.begin(context.Background(), b, "tidy", false)
+	end, err := m.begin(context.Background(), b, "tidy", true)
 	if err != nil {
-		return
+		return // it runs again, and whoever started it has tidied first
 	}
 	defer end()
+	m.mu.Lock()
+	removed := m.boxes[b.name] != b
+	m.mu.Unlock()
+	if removed {
+		return // the folder may be another's by now
+	}
 	if err := b.clean(); err != nil {
 		m.log.Warn("cannot clean up after a machine", "sandbox", b.name, "error", err)
 	}
+	m.step(b, "tidied")
 }
 
 // detach forgets the machine. The caller holds b.mu.
@@ -337,6 +353,13 @@ func (m *Manager) setUp(ctx context.Context, b *box, session *guest.Session) (gu
 
 // because prefers the reason a context was cancelled for over what that led to.
 func because(ctx context.Context, err error) error {
+	if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) || errors.Is(err, vm.ErrEnded) {
+		// A machine's sockets close a moment before its end is known.
+		select {
+		case <-ctx.Done():
+		case <-time.After(endDeadline):
+		}
+	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		if errors.Is(cause, context.DeadlineExceeded) {
 			return errors.New("the guest does not answer")

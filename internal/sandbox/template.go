@@ -136,7 +136,7 @@ func readTemplate(dir store.Template, s shape) (template, error) {
 	if t.Shape != s {
 		return t, errors.New("it is another shape's")
 	}
-	return t, errors.Join(hasSum(dir.State(), "state", t.StateSum), hasSum(dir.Memory(), "memory", t.MemorySum))
+	return t, first(hasSum(dir.State(), "state", t.StateSum), hasSum(dir.Memory(), "memory", t.MemorySum))
 }
 
 // makeTemplate boots a machine of the shape and saves it. Its folder appears whole or
@@ -172,7 +172,7 @@ func (m *Manager) makeTemplate(ctx context.Context, dir store.Template, s shape,
 	if err := machine.Save(ctx, tmp.State()); err != nil {
 		return t, err
 	}
-	if err := errors.Join(machine.Kill(), os.Remove(tmp.Disk()), os.RemoveAll(tmp.Machine())); err != nil {
+	if err := first(machine.Kill(), os.Remove(tmp.Disk()), os.RemoveAll(tmp.Machine())); err != nil {
 		return t, err
 	}
 	if t.StateSum, err = store.Sum(tmp.State()); err != nil {

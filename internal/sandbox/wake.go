@@ -43,8 +43,12 @@ func (m *Manager) rise(ctx context.Context, name, op string, progress func(api.P
 	case api.Running:
 	case api.Paused, api.Asleep:
 		result.Woke = true
-		result.Notes, err = m.resume(context.WithoutCancel(ctx), b)
-		err = keepsSnapshot(b, err)
+		slept := b.get().Snapshot != nil
+		if result.Notes, err = m.resume(context.WithoutCancel(ctx), b); slept {
+			err = keepsSnapshot(b, err)
+		} else if err != nil {
+			err = cannot(op, b.name, err)
+		}
 	case api.Hibernated:
 		result.Woke = true
 		result.Notes, err = m.wake(ctx, b, progress)
@@ -170,7 +174,7 @@ func (m *Manager) wholeSnapshot(ctx context.Context, b *box) error {
 	memory := make(chan error, 1)
 	go func() { memory <- hasSum(b.dir.Memory(), "memory", s.MemorySum) }()
 	err = hasSum(b.dir.State(), "state", s.StateSum)
-	if err := errors.Join(<-memory, err); err != nil {
+	if err := first(<-memory, err); err != nil {
 		return err
 	}
 	info, err := os.Stat(b.dir.File(r.Disks[0]))
