@@ -121,6 +121,7 @@ func (m *Manager) resume(ctx context.Context, b *box) ([]string, error) {
 	if err := m.letGo(ctx, b, machine, before); err != nil {
 		return nil, err
 	}
+	os.Remove(b.dir.State()) // it is worth nothing without its seal
 	m.step(b, "resume/resumed")
 	return m.tellTime(ctx, b), nil
 }

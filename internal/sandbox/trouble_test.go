@@ -191,3 +191,16 @@ func TestRevertThatFails(t *testing.T) {
 		t.Errorf("the next try: %v", err)
 	}
 }
+
+// TestStateGoesWithItsSeal: one that was asleep and went on has no saved state any more.
+func TestStateGoesWithItsSeal(t *testing.T) {
+	w := newWorld(t, vmfake.Options{})
+	m := w.manager(nil)
+	take(t, m, "a1", api.Asleep)
+	if err := move(m, "a1", "wake"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(w.store.Sandbox("a1").State()); err == nil {
+		t.Error("the state was left")
+	}
+}
