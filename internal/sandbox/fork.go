@@ -131,6 +131,12 @@ type captured struct {
 func (m *Manager) capture(ctx context.Context, b *box, dir store.Point) (captured, error) {
 	c := captured{Tools: b.get().Tools, Token: b.get().Token}
 	var err error
+	if b.get().Snapshot != nil {
+		// What cannot be woken is not worth a copy.
+		if err := m.wholeSnapshot(ctx, b); err != nil {
+			return c, err
+		}
+	}
 	// The disk first: once its state is saved a machine has let go of its disks.
 	if c.Disks, err = m.cover(ctx, b); err != nil {
 		return c, err

@@ -204,3 +204,20 @@ func TestStateGoesWithItsSeal(t *testing.T) {
 		t.Error("the state was left")
 	}
 }
+
+// TestCopyOfADamagedSnapshot: what could not be woken is not copied.
+func TestCopyOfADamagedSnapshot(t *testing.T) {
+	w := newWorld(t, vmfake.Options{})
+	m := w.manager(nil)
+	take(t, m, "a1", api.Hibernated)
+	if err := os.Truncate(w.store.Sandbox("a1").Memory(), 1); err != nil {
+		t.Fatal(err)
+	}
+	_, err := m.Fork(t.Context(), api.ForkRequest{Name: "a1", New: "b1", NoWake: true}, nil)
+	wantKind(t, err, api.KindFailed)
+	_, err = m.TakePoint(t.Context(), api.PointTakeRequest{Name: "a1", Memory: true})
+	wantKind(t, err, api.KindFailed)
+	if n := len(m.boxes["a1"].get().Disks); n != 1 {
+		t.Errorf("its disk is of %d files", n)
+	}
+}
